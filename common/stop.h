@@ -1,0 +1,24 @@
+// Ctrl-C: the step under way is finished, the checkpoint saved if asked for, then the program ends.
+#ifndef SHARD_STOP_H
+#define SHARD_STOP_H
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** @brief From now on SIGINT and SIGTERM are remembered; a second one ends the program at once.
+ * Local. */
+void stop_init(void);
+
+/** @brief Whether this process got such a signal. Local. */
+bool stop_requested(void);
+
+/** @brief The exit code to end with: 0, or 128 + the signal's number (130 for Ctrl-C). Local. */
+int stop_exit_code(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
