@@ -82,6 +82,7 @@ struct model *model_create(struct options *o) {
     o->min_lr = 0;
     o->batch = 64;
     o->epochs = 5;
+    o->eval_every = -1; // once an epoch
     o->eval_batch = 64;
     return m;
 }

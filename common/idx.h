@@ -13,8 +13,8 @@ extern "C" {
 
 /** @brief The items of one IDX file of unsigned bytes. */
 struct idx {
-    uint8_t *data;     // (count, item_bytes)
-    size_t count;      // items
+    uint8_t *data; // (count, item_bytes)
+    size_t count; // items
     size_t item_bytes; // product of the dims of an item
 };
 
@@ -50,15 +50,15 @@ enum {
 struct images {
     uint8_t *pixels; // (count, IMAGES_PIXELS), 0 black … 255 white
     uint8_t *labels; // (count), each below IMAGES_CLASSES
-    size_t count;    // at least 1
+    size_t count; // at least 1
 };
 
 /**
  * @brief Reads images and labels of one part of a data set, and checks both.
  *
  * Local. Looks in @p dir for PART-images-idx3-ubyte and PART-labels-idx1-ubyte, also with .gz and
- * with a dot for the dash before "idx". Free it with images_free(). Missing and broken files, counts
- * that differ and labels outside the classes are the user's mistake: error_user().
+ * with a dot for the dash before "idx". Free it with images_free(). Missing and broken files,
+ * counts that differ and labels outside the classes are the user's mistake: error_user().
  * @param part "train" or "t10k"
  */
 void images_open(struct images *out, const char *dir, const char *part);

@@ -86,6 +86,22 @@ struct batch batch_load(struct data *d, enum data_part part, uint64_t first_samp
     return b;
 }
 
+struct batch batch_prompt(const int32_t *tokens, size_t count) {
+    struct batch b = {
+        .samples = 1,
+        .scale = 0,
+    };
+    b.input = tensor_alloc(1, count, DTYPE_I32, MEM_ACTIVATIONS);
+    b.targets = tensor_alloc(1, count, DTYPE_I32, MEM_ACTIVATIONS);
+    int32_t *none = malloc(count * sizeof *none);
+    CHECK(none != NULL);
+    memset(none, 0xff, count * sizeof *none); // -1
+    device_upload(b.input, tokens);
+    device_upload(b.targets, none);
+    free(none);
+    return b;
+}
+
 void batch_free(struct batch *b) {
     tensor_free(&b->input);
     tensor_free(&b->targets);

@@ -169,6 +169,10 @@ void saved_free(struct saved *s);
 /** @brief Loads samples onto the device, as a batch without scale and loss. Local. */
 struct batch batch_load(struct data *d, enum data_part part, uint64_t first_sample, size_t samples);
 
+/** @brief One sample of tokens whose targets do not count, to see what a model predicts. Local.
+ * @param tokens (count) */
+struct batch batch_prompt(const int32_t *tokens, size_t count);
+
 /** @brief Frees the batch's input and targets. Local. */
 void batch_free(struct batch *b);
 

@@ -48,6 +48,9 @@ struct options {
     const char *memory; // file for the timeline of the memory account
 };
 
+/** @brief The defaults that do not depend on the model; model_create() changes them. Local. */
+struct options options_defaults(void);
+
 /**
  * @brief Reads the command line: the flags of every program, those of the model, those of the
  * chapter.

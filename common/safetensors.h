@@ -1,4 +1,5 @@
-// Files of named tensors in the safetensors format: a reader that trusts nothing, a streaming writer.
+// Files of named tensors in the safetensors format: a reader that trusts nothing, a streaming
+// writer.
 //
 //     8 bytes      N, little-endian
 //     N bytes      JSON: {"__metadata__": {"key": "value"}, "name": {"dtype": "F32",
@@ -26,15 +27,15 @@ enum { SAFETENSORS_MAX_DIMS = 8 };
 /** @brief One tensor of a file. A writer fills in name, dtype, dims and shape. */
 struct safetensors_entry {
     const char *name;
-    enum dtype dtype;                   // if `known`
-    size_t dims;                        // 0: a scalar, one element
+    enum dtype dtype; // if `known`
+    size_t dims; // 0: a scalar, one element
     size_t shape[SAFETENSORS_MAX_DIMS]; // (dims)
     // What follows is for readers; a writer leaves it zero.
-    bool known;            // whether dtype is one of ours; others can be listed but not read
+    bool known; // whether dtype is one of ours; others can be listed but not read
     const char *type_name; // dtype as the file spells it
-    size_t count;          // elements
-    size_t bytes;          // size in the file
-    uint64_t offset;       // bytes from the beginning of the file
+    size_t count; // elements
+    size_t bytes; // size in the file
+    uint64_t offset; // bytes from the beginning of the file
 };
 
 /** @brief One line of the file's metadata. */
@@ -70,7 +71,8 @@ const struct safetensors_entry *safetensors_find(const struct safetensors *file,
 /** @brief The value of a key of the metadata, or NULL; belongs to @p file. Local. */
 const char *safetensors_metadata(const struct safetensors *file, const char *key);
 
-/** @brief All (count) pairs of the metadata in the header's order; they belong to @p file. Local. */
+/** @brief All (count) pairs of the metadata in the header's order; they belong to @p file. Local.
+ */
 const struct safetensors_pair *safetensors_metadata_all(const struct safetensors *file,
                                                         size_t *count);
 
@@ -92,14 +94,16 @@ struct safetensors_writer;
  *
  * Local. The bytes depend on the arguments only. Data begin at a multiple of 8 bytes. End it with
  * safetensors_finish(). NULL if a name is empty, "__metadata__", there twice or not UTF-8, or the
- * file cannot be written. For a file that transformers shall load, give {"format", "pt"} as metadata.
+ * file cannot be written. For a file that transformers shall load, give {"format", "pt"} as
+ * metadata.
  * @param entries  (count) in the order in which the data will come; copied
  * @param metadata (metadata_count) pairs of strings; copied
  */
-struct safetensors_writer *
-safetensors_create(const char *path, const struct safetensors_entry *entries, size_t count,
-                   const struct safetensors_pair *metadata, size_t metadata_count, char *error,
-                   size_t error_size);
+struct safetensors_writer *safetensors_create(const char *path,
+                                              const struct safetensors_entry *entries, size_t count,
+                                              const struct safetensors_pair *metadata,
+                                              size_t metadata_count, char *error,
+                                              size_t error_size);
 
 /**
  * @brief Appends the next @p bytes of the tensors' data, which may begin and end anywhere.

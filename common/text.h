@@ -12,8 +12,8 @@ extern "C" {
 /** @brief A whole file in memory. */
 struct text {
     uint8_t *bytes; // (count)
-    size_t count;   // at least 1
-    char *path;     // for messages
+    size_t count; // at least 1
+    char *path; // for messages
 };
 
 /**

@@ -1,0 +1,93 @@
+// Checkpoints and dumps: the whole of every parameter in files, whoever holds which part.
+//
+// A checkpoint is a folder: config.json and model.safetensors, which Hugging Face's transformers
+// loads, and training.safetensors with the optimizer's state. It is replaced whole (files.h).
+// Its bytes do not depend on how the training was cut: the trainer hands over one whole parameter
+// after the other, in the order of units.
+#ifndef SHARD_CHECKPOINT_H
+#define SHARD_CHECKPOINT_H
+
+#include "data.h"
+#include "model.h"
+#include "options.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** @brief Which values of a parameter. */
+enum values {
+    VALUES_PARAM,
+    VALUES_GRAD,
+    VALUES_STATE, // VALUES_STATE + k: state k of the optimizer
+};
+
+/** @brief The whole of one parameter's values in an open file. */
+struct values_file;
+
+/** @brief How checkpoints see a trainer. */
+struct checkpoint {
+    const struct model *model;
+    const struct options *options;
+    struct data *data;
+    void *trainer;
+    bool writer; // this rank writes the files: exactly one rank does
+    /** Brings the whole of parameter i of unit u to the writer's @p whole (param_whole_count floats
+     * in host memory; NULL on the other ranks). Collective over all ranks. */
+    void (*collect)(void *trainer, enum values what, int u, int i, float *whole);
+    /** Takes this rank's part of parameter i of unit u from a file with values_read(). Local. */
+    void (*place)(void *trainer, enum values what, int u, int i, const struct values_file *file);
+};
+
+/**
+ * @brief Reads a range of the whole parameter as f32. Local.
+ *
+ * A file that cannot be read any more ends the program.
+ * @param first first element of the whole
+ * @param out   (count) host memory
+ */
+void values_read(const struct values_file *file, size_t first, size_t count, float *out);
+
+/** @brief Ends with error_user() if the folders and files of --save, --dump, --log or --memory
+ * cannot be written. Local; on the writer only. */
+void checkpoint_check(const struct checkpoint *c);
+
+/**
+ * @brief Does what --load or --resume ask for; nothing without them.
+ *
+ * Local: every rank reads the same files. A folder that is not such a checkpoint, or one of another
+ * model, and for --resume one made with another seed, batch, data or optimizer, is the user's
+ * mistake.
+ * @return the step to start from, 0 unless resumed
+ */
+int64_t checkpoint_load(const struct checkpoint *c);
+
+/**
+ * @brief Writes a checkpoint to the folder of --save, after @p step steps.
+ *
+ * Collective over all ranks. When it fails, because the disk is full for example, the old one stays
+ * as it was and a warning is printed.
+ * @return false on the writer if it failed; true elsewhere
+ */
+bool checkpoint_save(const struct checkpoint *c, int64_t step);
+
+/**
+ * @brief Appends a line to steps.txt in the folder of --dump: step, loss, grad norm, the last two
+ * as C hexadecimal floats; the first call makes the folder and the file.
+ *
+ * Local; on the writer only, and nothing without --dump.
+ * @param first whether this is the run's first step
+ */
+void dump_step(const struct checkpoint *c, bool first, int64_t step, double loss, double norm);
+
+/** @brief Writes the values of all parameters to NAME.safetensors in the folder of --dump.
+ * Collective over all ranks; nothing without --dump. */
+void dump_values(const struct checkpoint *c, const char *name, enum values what);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

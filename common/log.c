@@ -1,0 +1,217 @@
+#include "log.h"
+#include "error.h"
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BAR_WIDTH = 30 };
+
+struct log {
+    struct log_config config;
+    FILE *json; // or NULL
+    bool terminal;
+    bool bar_shown;
+    int64_t steps; // reported
+    double step_ms; // their total, without the first
+    double items; // their total, without the first
+    struct timespec start;
+};
+
+struct log *log_open(struct log_config config) {
+    struct log *log = calloc(1, sizeof *log);
+    CHECK(log != NULL);
+    log->config = config;
+    log->terminal = !config.quiet && isatty(STDOUT_FILENO) == 1;
+    clock_gettime(CLOCK_MONOTONIC, &log->start);
+    if (config.json != NULL && !config.quiet) {
+        log->json = fopen(config.json, "w");
+        if (log->json == NULL) {
+            error_user("--log %s: %s; name a file that can be written", config.json,
+                       strerror(errno));
+        }
+    }
+    return log;
+}
+
+void log_close(struct log *log) {
+    if (log->json != NULL) {
+        bool failed = ferror(log->json) != 0;
+        if (fclose(log->json) != 0 || failed) {
+            fprintf(stderr, "warning: --log %s is not complete: writing failed\n",
+                    log->config.json);
+        }
+    }
+    free(log);
+}
+
+static void bar_hide(struct log *log) {
+    if (log->bar_shown) {
+        fputs("\r\033[K", stdout);
+        log->bar_shown = false;
+    }
+}
+
+void log_line(struct log *log, const char *key, const char *format, ...) {
+    if (log->config.quiet) {
+        return;
+    }
+    bar_hide(log);
+    printf("%-11s ", key);
+    va_list args;
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    putchar('\n');
+    fflush(stdout);
+}
+
+static void bar_show(struct log *log, const struct log_step *s, double per_second) {
+    double done = (double)s->step / (double)(log->config.steps > 0 ? log->config.steps : 1);
+    int full = (int)(done * BAR_WIDTH);
+    char bar[BAR_WIDTH + 1];
+    memset(bar, '.', BAR_WIDTH);
+    memset(bar, '#', full > BAR_WIDTH ? BAR_WIDTH : (size_t)full);
+    bar[BAR_WIDTH] = '\0';
+    bar_hide(log);
+    printf("[%s] %3.0f%%  loss %.4f  %.0f %s/s", bar, 100 * done, s->loss, per_second,
+           log->config.item);
+    fflush(stdout);
+    log->bar_shown = true;
+}
+
+// JSON has no infinity and no NaN.
+static void json_number(FILE *file, const char *key, double value) {
+    if (isfinite(value)) {
+        fprintf(file, ", \"%s\": %.9g", key, value);
+    } else {
+        fprintf(file, ", \"%s\": null", key);
+    }
+}
+
+static void json_step(struct log *log, const struct log_step *s, double per_second) {
+    if (log->json == NULL) {
+        return;
+    }
+    char key[32];
+    snprintf(key, sizeof key, "%s_per_s", log->config.item);
+    fprintf(log->json, "{\"step\": %lld", (long long)s->step);
+    json_number(log->json, "loss", s->loss);
+    json_number(log->json, "grad_norm", s->grad_norm);
+    json_number(log->json, "lr", s->lr);
+    json_number(log->json, "ms", s->ms);
+    json_number(log->json, key, per_second);
+    fprintf(log->json, ", \"samples\": %zu", s->samples);
+    if (s->evaluated) {
+        json_number(log->json, "val_loss", s->val_loss);
+        json_number(log->json, "accuracy", s->accuracy);
+    }
+    fputs("}\n", log->json);
+    fflush(log->json);
+}
+
+static void evaluation_line(struct log *log, const struct log_step *s) {
+    log_line(log, "validation", "after step %lld: loss %.4f, accuracy %.2f %%", (long long)s->step,
+             s->val_loss, 100 * s->accuracy);
+}
+
+void log_evaluation(struct log *log, const struct log_step *s) {
+    evaluation_line(log, s);
+    if (log->json != NULL) {
+        fprintf(log->json, "{\"step\": %lld", (long long)s->step);
+        json_number(log->json, "val_loss", s->val_loss);
+        json_number(log->json, "accuracy", s->accuracy);
+        fputs("}\n", log->json);
+    }
+}
+
+void log_text(struct log *log, const int32_t *text, size_t count) {
+    if (log->config.quiet) {
+        return;
+    }
+    bar_hide(log);
+    printf("%-11s", "sample");
+    for (size_t i = 0; i < count; i++) {
+        bool plain = text[i] == '\n' || (text[i] >= ' ' && text[i] <= '~');
+        putchar(plain ? text[i] : '?');
+    }
+    putchar('\n');
+    fflush(stdout);
+}
+
+static void step_line(struct log *log, const struct log_step *s, double per_second) {
+    bar_hide(log);
+    printf("step %6lld  loss %8.4f  norm %8.3f  lr %.2e  %8.1f ms  %8.0f %s/s\n",
+           (long long)s->step, s->loss, s->grad_norm, s->lr, s->ms, per_second, log->config.item);
+    if (s->evaluated) {
+        evaluation_line(log, s);
+    }
+    fflush(stdout);
+}
+
+void log_report(struct log *log, const struct log_step *s) {
+    double per_second = s->ms > 0 ? (double)s->items / (s->ms * 1e-3) : 0;
+    if (log->steps > 0) {
+        log->step_ms += s->ms;
+        log->items += (double)s->items;
+    }
+    log->steps++;
+    json_step(log, s, per_second);
+    if (log->config.quiet) {
+        return;
+    }
+    bool due = s->step % log->config.print_every == 0 || s->step == log->config.steps;
+    if (due || log->steps == 1 || s->evaluated) {
+        step_line(log, s, per_second);
+    }
+    if (log->terminal && s->step < log->config.steps) {
+        bar_show(log, s, per_second);
+    }
+}
+
+static void memory_lines(struct log *log, const struct mem_stats *mem) {
+    log_line(log, "peak memory", "%.1f MB by the account, %.1f MB the whole process (VmHWM)",
+             (double)mem->peak_bytes / 1e6, (double)mem_process_peak_bytes() / 1e6);
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        if (mem->peak_by_category[c] > 0) {
+            log_line(log, "", "%9.1f MB %s", (double)mem->peak_by_category[c] / 1e6,
+                     mem_category_name((enum mem_category)c));
+        }
+    }
+}
+
+static void json_summary(struct log *log, const struct mem_stats *mem, double seconds,
+                         double per_second) {
+    if (log->json == NULL) {
+        return;
+    }
+    fprintf(log->json, "{\"summary\": true, \"steps\": %lld", (long long)log->steps);
+    json_number(log->json, "seconds", seconds);
+    json_number(log->json, "per_second", per_second);
+    fprintf(log->json, ", \"peak_bytes\": %zu, \"process_peak_bytes\": %zu", mem->peak_bytes,
+            mem_process_peak_bytes());
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        fprintf(log->json, ", \"peak_%s_bytes\": %zu", mem_category_name((enum mem_category)c),
+                mem->peak_by_category[c]);
+    }
+    fputs("}\n", log->json);
+}
+
+void log_summary(struct log *log, const struct mem_stats *mem) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    double seconds = (double)(now.tv_sec - log->start.tv_sec) +
+                     (double)(now.tv_nsec - log->start.tv_nsec) * 1e-9;
+    double per_second = log->step_ms > 0 ? log->items / (log->step_ms * 1e-3) : 0;
+    log_line(log, "time", "%.1f s", seconds);
+    if (log->steps > 1) {
+        log_line(log, "speed", "%.1f ms a step, %.0f %s/s, without the first step",
+                 log->step_ms / (double)(log->steps - 1), per_second, log->config.item);
+    }
+    memory_lines(log, mem);
+    json_summary(log, mem, seconds, per_second);
+}

@@ -1,0 +1,66 @@
+// What a program prints while it trains: header, lines, a progress bar, summary; and its JSON log.
+#ifndef SHARD_LOG_H
+#define SHARD_LOG_H
+
+#include "mem.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct log;
+
+struct log_config {
+    bool quiet; // print nothing: every rank but one
+    const char *json; // file for one JSON object a step; NULL: none
+    const char *item; // "tokens" or "images"
+    int64_t steps; // of the whole training
+    int64_t print_every; // steps between lines on the terminal
+};
+
+/** @brief One training step, and the evaluation after it if there was one. */
+struct log_step {
+    int64_t step; // steps done so far, with this one
+    double loss; // mean over the targets of the global batch
+    double grad_norm; // before clipping
+    double lr;
+    double ms; // wall time of the step
+    size_t items; // targets of the global batch
+    size_t samples; // samples of the global batch
+    bool evaluated;
+    double val_loss; // mean over all validation targets
+    double accuracy; // share of them that the model guesses right
+};
+
+/** @brief Opens the log; ends with error_user() if the JSON file cannot be written. Local; the
+ * writing rank prints, the others are quiet. Free it with log_close(). */
+struct log *log_open(struct log_config config);
+
+/** @brief Closes the JSON file; a warning if a write to it failed. Local. */
+void log_close(struct log *log);
+
+/** @brief A line "key  text" of the header or the summary. Local. */
+void log_line(struct log *log, const char *key, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/** @brief Reports a step: JSON always, the terminal every print_every steps, the progress bar in
+ * between if stdout is a terminal. Local. */
+void log_report(struct log *log, const struct log_step *s);
+
+/** @brief Reports an evaluation that belongs to no step of this run. Local. */
+void log_evaluation(struct log *log, const struct log_step *s);
+
+/** @brief Prints text that a model wrote, (count) bytes; what is not printable ASCII appears as
+ * '?'. Local. */
+void log_text(struct log *log, const int32_t *text, size_t count);
+
+/** @brief The end: time, speed, and peak memory by category. Local. */
+void log_summary(struct log *log, const struct mem_stats *mem);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,127 @@
+#include "options.h"
+#include "error.h"
+#include <string.h>
+
+enum { COMMON_ARGS_MAX = 64 };
+
+static size_t append(struct arg *table, size_t count, const struct arg *more, size_t more_count) {
+    CHECK(count + more_count < COMMON_ARGS_MAX);
+    memcpy(table + count, more, more_count * sizeof *more);
+    return count + more_count;
+}
+
+#define APPEND(table, count, more) append(table, count, more, sizeof(more) / sizeof((more)[0]))
+
+static size_t training_args(struct options *o, struct arg *table, size_t count) {
+    const struct arg args[] = {
+        {"--data", ARG_STRING, &o->data, .unit = "PATH", .group = "Training",
+         .help = "text file (llama) or IDX folder (mnist)", .absent = "installed by setup"},
+        {"--seed", ARG_INT, &o->seed, 0, 9007199254740992.0, .help = "of all randomness"},
+        {"--threads", ARG_INT, &o->threads, 0, 4096, .help = "compute threads; 0: all cores"},
+        {"--steps", ARG_INT, &o->steps, 0, 1e12, .help = "length of the training, or"},
+        {"--epochs", ARG_INT, &o->epochs, 0, 1e6, .help = "the same, in passes over the data"},
+        {"--stop-after", ARG_INT, &o->stop_after, 0, 1e12, .absent = "off",
+         .help = "end this run after N more steps"},
+        {"--batch", ARG_INT, &o->batch, 1, 1 << 24, .help = "samples in a step, over all ranks",
+         .absent = o->batch == 0 ? "by --size" : NULL},
+        {"--micro-batches", ARG_INT, &o->micro_batches, 1, 1 << 20,
+         .help = "parts of a step, one after the other"},
+        {"--eval-every", ARG_INT, &o->eval_every, 0, 1e12, .help = "steps; 0: at the end",
+         .absent = o->eval_every < 0 ? "an epoch" : NULL},
+        {"--eval-batch", ARG_INT, &o->eval_batch, 1, 1 << 20,
+         .help = "samples in a batch of the evaluation"},
+    };
+    return APPEND(table, count, args);
+}
+
+static size_t optimizer_args(struct options *o, struct arg *table, size_t count) {
+    const struct arg args[] = {
+        {"--optimizer", ARG_CHOICE, &o->optimizer, .choices = "sgd|adamw|adadelta",
+         .group = "Optimizer", .help = "how gradients change parameters"},
+        {"--lr", ARG_DOUBLE, &o->lr, 0, 1e6, .help = "learning rate"},
+        {"--schedule", ARG_CHOICE, &o->schedule, .choices = "constant|cosine|step",
+         .help = "of the learning rate"},
+        {"--warmup", ARG_INT, &o->warmup, 0, 1e9, .help = "steps in which it rises to --lr"},
+        {"--min-lr", ARG_DOUBLE, &o->min_lr, 0, 1e6, .help = "where cosine ends",
+         .absent = o->min_lr < 0 ? "a tenth of --lr" : NULL},
+        {"--gamma", ARG_DOUBLE, &o->gamma, 0, 1, .help = "factor per epoch of schedule step"},
+        {"--beta1", ARG_DOUBLE, &o->beta1, 0, 0.9999999, .help = "adamw: of the first moment"},
+        {"--beta2", ARG_DOUBLE, &o->beta2, 0, 0.9999999, .help = "adamw: of the second moment"},
+        {"--rho", ARG_DOUBLE, &o->rho, 0, 0.9999999, .help = "adadelta: of both averages"},
+        {"--eps", ARG_DOUBLE, &o->eps, 0, 1, .absent = "1e-8; adadelta: 1e-6",
+         .help = "keeps the divisor away from 0"},
+        {"--weight-decay", ARG_DOUBLE, &o->weight_decay, 0, 1e3, .help = "on matrices only"},
+        {"--clip", ARG_DOUBLE, &o->clip, 0, 1e9, .help = "largest gradient norm; 0: off"},
+    };
+    return APPEND(table, count, args);
+}
+
+static size_t file_args(struct options *o, struct arg *table, size_t count) {
+    const struct arg args[] = {
+        {"--save", ARG_STRING, &o->save, .unit = "DIR", .group = "Files",
+         .help = "write a checkpoint at the end"},
+        {"--save-every", ARG_INT, &o->save_every, 0, 1e12,
+         .help = "steps; 0: at the end; needs --save"},
+        {"--load", ARG_STRING, &o->load, .unit = "DIR", .help = "start from these weights"},
+        {"--resume", ARG_STRING, &o->resume, .unit = "DIR",
+         .help = "go on with a training: weights, optimizer, step"},
+        {"--log", ARG_STRING, &o->log, .unit = "FILE", .help = "one JSON object a step"},
+        {"--print-every", ARG_INT, &o->print_every, 1, 1e12, .absent = "about 20 lines",
+         .help = "steps between lines on the terminal"},
+        {"--dump", ARG_STRING, &o->dump, .unit = "DIR",
+         .help = "exact losses, norms, gradients, weights"},
+        {"--memory", ARG_STRING, &o->memory, .unit = "FILE",
+         .help = "timeline of the memory account"},
+    };
+    return APPEND(table, count, args);
+}
+
+struct options options_defaults(void) {
+    return (struct options){
+        .seed = 1,
+        .stop_after = -1,
+        .micro_batches = 1,
+        .gamma = 1,
+        .beta1 = 0.9,
+        .beta2 = 0.95,
+        .rho = 0.9,
+        .temperature = 0.8,
+    };
+}
+
+// What cannot be told flag by flag.
+static void finish(struct options *o) {
+    if (args_given("--steps") && args_given("--epochs")) {
+        error_user("--steps %ld and --epochs %ld both say how long to train; give one of them",
+                   (long)o->steps, (long)o->epochs);
+    }
+    if (args_given("--steps")) {
+        o->epochs = 0;
+    } else if (args_given("--epochs")) {
+        o->steps = 0;
+    }
+    if (o->load != NULL && o->resume != NULL) {
+        error_user("--load %s and --resume %s both say where to start; give one of them", o->load,
+                   o->resume);
+    }
+    if (o->save_every > 0 && o->save == NULL) {
+        error_user("--save-every %ld needs --save DIR, the folder to write", (long)o->save_every);
+    }
+    if (o->min_lr < 0) {
+        o->min_lr = o->lr / 10;
+    }
+    if (!args_given("--eps")) {
+        o->eps = strcmp(o->optimizer, "adadelta") == 0 ? 1e-6 : 1e-8;
+    }
+}
+
+void options_parse(struct options *o, int argc, char **argv, const char *program,
+                   const struct arg *model, const struct arg *chapter) {
+    struct arg common[COMMON_ARGS_MAX] = {0};
+    size_t count = training_args(o, common, 0);
+    count = optimizer_args(o, common, count);
+    file_args(o, common, count);
+    const struct arg *const tables[] = {chapter, model, common};
+    args_parse(argc, argv, program, tables, 3);
+    finish(o);
+}

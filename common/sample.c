@@ -1,0 +1,49 @@
+#include "sample.h"
+#include "device.h"
+#include "error.h"
+#include "random.h"
+#include <math.h>
+#include <stdlib.h>
+
+static size_t largest(const float *logits, size_t count) {
+    size_t best = 0;
+    for (size_t i = 1; i < count; i++) {
+        if (logits[i] > logits[best]) {
+            best = i;
+        }
+    }
+    return best;
+}
+
+size_t sample_draw(const float *logits, size_t count, double temperature, uint64_t seed,
+                   uint64_t position) {
+    size_t best = largest(logits, count);
+    if (temperature == 0) {
+        return best;
+    }
+    double total = 0;
+    for (size_t i = 0; i < count; i++) {
+        total += exp(((double)logits[i] - logits[best]) / temperature);
+    }
+    struct random_key key = {
+        .seed = seed,
+        .purpose = RANDOM_SAMPLE,
+    };
+    double left = random_uniform(key, position) * total;
+    for (size_t i = 0; i < count; i++) {
+        left -= exp(((double)logits[i] - logits[best]) / temperature);
+        if (left < 0) {
+            return i;
+        }
+    }
+    return best;
+}
+
+int32_t logits_draw(struct tensor logits, size_t row, const struct options *o, uint64_t position) {
+    float *host = malloc(logits.cols * sizeof *host);
+    CHECK(host != NULL);
+    device_download(host, tensor_view(logits, row * logits.cols, 1, logits.cols));
+    size_t drawn = sample_draw(host, logits.cols, o->temperature, (uint64_t)o->seed, position);
+    free(host);
+    return (int32_t)drawn;
+}
