@@ -22,7 +22,8 @@ enum arg_kind {
 /**
  * @brief One flag. The value that *value holds before args_parse() is the default.
  *
- * Use designated initializers; a zero min and max mean "no bound".
+ * Use designated initializers. A zero min and max mean "no bound"; a max that is below min or
+ * infinite means "min and more", a min that is minus infinity "max and less".
  */
 struct arg {
     const char *name; // with its dashes: "--batch"
@@ -41,11 +42,11 @@ struct arg {
  * @brief Fills the values of several tables from the command line.
  *
  * Local. Takes `--name value` and `--name=value`. `--help` prints all flags with their defaults and
- * exits 0. An unknown flag (the nearest name is suggested), a flag given twice, a missing or
- * malformed argument, a number out of its range or with a fraction where none may be, and a word
- * that is not a flag are the user's mistake: error_user().
+ * exits 0 (rank 0 prints, see error_rank()). An unknown flag (the nearest name is suggested), a
+ * flag given twice, a missing or malformed argument, a number out of its range or with a fraction
+ * where none may be, and a word that is not a flag are the user's mistake: error_user().
  * @param program  one line for --help: what the program does
- * @param tables   (table_count) tables, each ended by ARG_NONE
+ * @param tables   (table_count) tables, each ended by ARG_NONE; copied, but not their strings
  */
 void args_parse(int argc, char **argv, const char *program, const struct arg *const *tables,
                 size_t table_count);

@@ -2,6 +2,9 @@
 #ifndef SHARD_ERROR_H
 #define SHARD_ERROR_H
 
+#include <stdbool.h>
+#include <stddef.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -15,7 +18,7 @@ extern "C" {
  * @param format printf format of one or more whole lines, without the program's name and without a
  *               final newline.
  */
-_Noreturn void error_user(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void error_user(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
 /**
  * @brief Ends all ranks because something failed that should not: rank, host and message on stderr,
@@ -23,8 +26,8 @@ _Noreturn void error_user(const char *format, ...) __attribute__((format(printf,
  *
  * Local.
  */
-_Noreturn void error_fatal(const char *file, int line, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+void error_fatal(const char *file, int line, const char *format, ...)
+    __attribute__((noreturn, format(printf, 3, 4)));
 
 /** @brief Evaluates @p x once; if it is false, ends all ranks with file, line and expression. */
 #define CHECK(x)                                                                                   \
@@ -39,13 +42,31 @@ _Noreturn void error_fatal(const char *file, int line, const char *format, ...)
  */
 struct error_hooks {
     int rank; // printed in front of fatal messages
-    void (*user)(const char *message); // agrees with the other ranks, prints from one, exits 2
+    // Agrees with the other ranks, prints from one, exits 2. The text is what is to be printed: the
+    // program's name in front, a newline at the end.
+    void (*user)(const char *text);
     void (*abort)(void); // ends all ranks
 };
 
 /** @brief Installs the hooks; fields that are NULL keep the behaviour of a single process. Local.
  */
 void error_set_hooks(struct error_hooks hooks);
+
+/** @brief The rank that error_set_hooks() was told; 0 before. Local. */
+int error_rank(void);
+
+// Large enough for the texts of functions that report a failure to their caller.
+enum { ERROR_TEXT_SIZE = 2048 };
+
+/**
+ * @brief Writes the reason of a failure into the caller's buffer, cut to fit.
+ *
+ * Local.
+ * @param error (error_size)
+ * @return false, so that a function can say `return error_text(error, error_size, …);`
+ */
+bool error_text(char *error, size_t error_size, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 #ifdef __cplusplus
 }

@@ -19,6 +19,8 @@
 
 #include <cmocka.h>
 
+#undef test_free // cmocka's, for memory of its test_malloc(), which no test here uses
+
 // ---- tensors -----------------------------------------------------------------------------------
 
 // Each test tensor lies in a frame of this many elements before and after it, all bits one: NaN for

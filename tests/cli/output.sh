@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# What the programs print: plain lines into a pipe, a progress bar on a terminal, JSON in the log.
+source "$(dirname "$0")/lib.sh"
+
+make_text t 20000
+make_images n 101
+llama=("$LLAMA" "${SMALL[@]}" --data t --batch 4 --steps 60)
+mnist=("$MNIST" --threads 1 --data n --batch 16 --steps 60)
+
+plain() {
+    expect "no carriage return, no escape in $1" eval "! grep -qP '[\\r\\x1b\\x08]' '$1'"
+}
+
+for model in llama mnist; do
+    command=("${llama[@]}")
+    [[ $model == llama ]] || command=("${mnist[@]}")
+
+    begin "$model, into a pipe: plain lines, each once, at most 80 columns"
+    "${command[@]}" --eval-every 20 2>../err | cat >piped
+    [[ ${PIPESTATUS[0]} == 0 ]] || fault "exit code ${PIPESTATUS[0]}: $(head -c 300 ../err)"
+    expect "nothing on stderr" test ! -s ../err
+    plain piped
+    expect "at most 80 columns" awk 'length > 80 { print length, $0; bad = 1 } END { exit bad }' piped
+    expect "no line twice" test -z "$(grep '^step' piped | sort | uniq -d)"
+    expect "the first step and the last" eval "grep -qE '^step +1 ' piped && grep -qE '^step +60 ' piped"
+    expect "about 20 lines of steps" eval 'n=$(grep -c ^step piped); ((n >= 15 && n <= 30))'
+    for what in 01_single_gpu device parameters batch f32; do
+        expect "the header has $what" grep -q -- "$what" piped
+    done
+    expect "validation with loss and accuracy" \
+        test "$(grep -cE '^validation .*loss [0-9.]+, accuracy [0-9.]+ %' piped)" = 3
+    expect "a summary with time, speed, peak memory by category" \
+        eval "grep -q '^time ' piped && grep -q '^speed ' piped && grep -q 'MB activations' piped"
+    end
+
+    begin "$model, on a terminal: a progress bar, lines of at most 80 columns"
+    printf -v line '%q ' "${command[@]}" --eval-every 20
+    script -qec "stty cols 80; $line" typescript </dev/null >/dev/null 2>&1
+    code=$?
+    ((code == 0)) || fault "exit code $code"
+    grep -vE '^Script (started|done)' typescript | tr -d '\n' | sed 's/\r\r*/\r/g; s/\x1b\[K//g' |
+        tr '\r' '\n' >lines
+    expect "a bar" grep -qE '\[[#=.> -]{10,}\].* [0-9]+ ?%' lines
+    expect "it grows" test "$(grep -oE '[0-9]+%' lines | sort -u | wc -l)" -gt 10
+    expect "no line is longer than 80 columns" \
+        awk 'length > 80 { print length, $0; bad = 1 } END { exit bad }' lines
+    expect "the same lines of steps as in a pipe" \
+        diff <(grep '^step' lines | cut -c 1-35) <(grep '^step' piped | cut -c 1-35)
+    expect "no bar is left at the end" eval "! tail -n 3 lines | grep -q '\[#'"
+    expect "errors of a run at a terminal are plain" \
+        eval "script -qec '\"$LLAMA\" --bogus' /dev/null </dev/null 2>&1 | grep -q 'unknown flag'"
+    rm typescript
+    end
+
+    begin "$model: each line of --log is a JSON object with the keys of its kind"
+    works "${command[@]}" --log log --eval-every 20
+    unit=tokens_per_s
+    [[ $model == llama ]] || unit=images_per_s
+    expect "the keys of steps" compare json log step loss grad_norm lr ms $unit samples
+    expect "three evaluations" test "$(compare column log val_loss | wc -l)" = 3
+    expect "accuracies from 0 to 1" test -z "$(compare column log accuracy |
+        awk '$1 < 0 || $1 > 1')"
+    for k in 1 21 40 60; do
+        expect "line $k alone" eval "sed -n ${k}p log | python3 -m json.tool >/dev/null"
+    done
+    expect "a line for each step and the summary" test "$(wc -l <log)" = 61
+    expect "loss and norm as in the dump" \
+        eval '"${command[@]}" --dump dump >/dev/null && python3 - <<END
+import json
+steps = [line.split() for line in open("dump/steps.txt")]
+rows = [json.loads(line) for line in open("log")][:60]
+for (step, loss, norm), row in zip(steps, rows):
+    assert row["step"] == int(step), step
+    for key, value in (("loss", loss), ("grad_norm", norm)):
+        assert abs(row[key] - float.fromhex(value)) <= 1e-8 * abs(row[key]), (step, key)
+END'
+    rm -r dump log
+    end
+
+    begin "$model: readers that go away, closed and full files"
+    LIMIT=20
+    timeout 20 "${command[@]}" 2>../err | head -n 1 >/dev/null
+    code=${PIPESTATUS[0]}
+    ((code == 0 || code == 141)) || fault "| head -n 1: exit code $code"
+    expect "nothing on stderr" test ! -s ../err
+    run bash -c '"$@" >&-' bash "${command[@]}"
+    ((code < 124 || code == 141)) || fault "stdout closed: exit code $code"
+    run bash -c '"$@" >/dev/full' bash "${command[@]}"
+    ((code < 124)) || fault "stdout full: exit code $code"
+    run bash -c '"$@" >&- 2>&-' bash "${command[@]}" --log log --save ck
+    ((code < 124 || code == 141)) || fault "stdout and stderr closed: exit code $code"
+    expect "files do not get what is meant for stdout" \
+        eval "! grep -aqs '^device' log ck/* && compare json log"
+    run "${command[@]}" --log /dev/full
+    ((code < 124)) || fault "--log /dev/full: exit code $code"
+    expect "it says that the log is not complete" grep -q -- '--log' ../err
+    works "${command[@]}" --log /dev/null
+    rm -rf log ck
+    end
+done
+
+begin "errors go to stderr, whole, and never to stdout"
+refuses 'unknown flag' "$LLAMA" --bogus
+run bash -c '"$0" --bogus 2>&-' "$LLAMA"
+((code == 2)) || fault "stderr closed: exit code $code"
+expect "stdout is empty" test ! -s ../out
+run bash -c '"$0" --bogus >&-' "$LLAMA"
+((code == 2)) || fault "stdout closed: exit code $code"
+end
+
+begin "--print-every: as many lines as asked for"
+works "${llama[@]}" --print-every 1
+expect "60 lines" test "$(grep -c '^step' ../out)" = 60
+works "${llama[@]}" --print-every 30
+expect "steps 1, 30, 60" test "$(grep '^step' ../out | awk '{ print $2 }' | tr '\n' ' ')" = "1 30 60 "
+end
+
+begin "--sample prints text, nothing that a terminal would obey"
+head -c 9000 /dev/urandom >noise
+vary --data noise "${llama[@]}"
+works "${line[@]}" --sample 200 --temperature 100
+plain ../out
+expect "only ASCII" eval "! grep -qP '[^\\x20-\\x7e\\n]' ../out"
+rm noise
+end
+
+begin "the first step comes soon after the start"
+start=$(date +%s%N)
+first=
+while read -r word _; do
+    if [[ $word == step ]]; then
+        first=$((($(date +%s%N) - start) / 1000000))
+        break
+    fi
+done < <("${llama[@]}" 2>/dev/null)
+[[ -n $first ]] || fault "no step"
+printf '     first step after %s ms\n' "$first"
+have_sanitizer || ((${first:-9999} < 3000)) || fault "it took $first ms, more than 3000"
+end
+finish

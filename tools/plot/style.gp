@@ -1,0 +1,12 @@
+# What the pictures share. The caller sets out, the file to write.
+if (strstrt(GPVAL_TERMINALS, "pngcairo")) {
+    set terminal pngcairo size 1200,560 font "DejaVu Sans,12" noenhanced
+} else {
+    set terminal png size 1200,560 noenhanced
+}
+set output out
+set border 3 lc rgb "#606060"
+set tics nomirror out scale 0.6
+set grid ytics lc rgb "#d8d8d8" lw 1
+set style fill solid noborder
+array COLOR[6] = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#66ccee"]
