@@ -360,6 +360,17 @@ static void evaluate(struct trainer *t, struct log_step *s) {
     s->accuracy = right / targets;
 }
 
+// The logits of the first validation sample, for comparison with other people's code.
+static void write_logits(struct trainer *t) {
+    struct saved *last = &t->saved[t->units - 1];
+    t->batches[0] = batch_load(t->data, DATA_VALIDATION, 0, 1);
+    t->batches[0].loss = tensor_view(t->losses, 0, 1, 2);
+    forward(t, 0, (struct tensor){0});
+    logits_write(t->o->logits, t->batches[0].input, unit_logits(t->model, last));
+    saved_free(last);
+    batch_free(&t->batches[0]);
+}
+
 // Text by the trained model: each byte is drawn from what the model predicts after those before.
 static void sample(struct trainer *t) {
     size_t T = data_input_cols(t->data);
@@ -490,6 +501,9 @@ int main(int argc, char **argv) {
     bool saved = train(&t);
     if (t.o->sample > 0 && !stop_requested()) {
         sample(&t);
+    }
+    if (t.o->logits != NULL && !stop_requested()) {
+        write_logits(&t);
     }
     struct mem_stats mem = mem_stats();
     log_summary(t.log, &mem);

@@ -477,6 +477,7 @@ void checkpoint_check(const struct checkpoint *c) {
     }
     check_file("--log", o->log);
     check_file("--memory", o->memory);
+    check_file("--logits", o->logits);
 }
 
 void dump_step(const struct checkpoint *c, bool first, int64_t step, double loss, double norm) {

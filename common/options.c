@@ -70,6 +70,8 @@ static size_t file_args(struct options *o, struct arg *table, size_t count) {
          .help = "steps between lines on the terminal"},
         {"--dump", ARG_STRING, &o->dump, .unit = "DIR",
          .help = "exact losses, norms, gradients, weights"},
+        {"--logits", ARG_STRING, &o->logits, .unit = "FILE",
+         .help = "predictions for the first validation sample"},
         {"--memory", ARG_STRING, &o->memory, .unit = "FILE",
          .help = "timeline of the memory account"},
     };

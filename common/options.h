@@ -45,6 +45,7 @@ struct options {
     int64_t print_every; // steps
     int64_t sample; // bytes of text to write at the end; llama only
     double temperature;
+    const char *logits; // file for the logits of the first validation sample
     const char *memory; // file for the timeline of the memory account
 };
 

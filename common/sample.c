@@ -2,6 +2,7 @@
 #include "device.h"
 #include "error.h"
 #include "random.h"
+#include "safetensors.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -46,4 +47,43 @@ int32_t logits_draw(struct tensor logits, size_t row, const struct options *o, u
     size_t drawn = sample_draw(host, logits.cols, o->temperature, (uint64_t)o->seed, position);
     free(host);
     return (int32_t)drawn;
+}
+
+static struct safetensors_entry entry_of(const char *name, struct tensor t) {
+    return (struct safetensors_entry){
+        .name = name,
+        .dtype = t.dtype,
+        .dims = 2,
+        .shape = {t.rows, t.cols},
+    };
+}
+
+static void tensor_write(struct safetensors_writer *w, struct tensor t) {
+    char error[512];
+    size_t bytes = tensor_count(t) * dtype_size(t.dtype);
+    void *host = malloc(bytes + 1);
+    CHECK(host != NULL);
+    device_download(host, t);
+    if (!safetensors_write(w, host, bytes, error, sizeof error)) {
+        error_fatal(__FILE__, __LINE__, "%s", error);
+    }
+    free(host);
+}
+
+void logits_write(const char *path, struct tensor input, struct tensor logits) {
+    char error[512];
+    const struct safetensors_entry entries[] = {
+        entry_of("input", input),
+        entry_of("logits", logits),
+    };
+    struct safetensors_writer *w =
+        safetensors_create(path, entries, 2, NULL, 0, error, sizeof error);
+    if (w == NULL) {
+        error_fatal(__FILE__, __LINE__, "%s", error);
+    }
+    tensor_write(w, input);
+    tensor_write(w, logits);
+    if (!safetensors_finish(w, error, sizeof error)) {
+        error_fatal(__FILE__, __LINE__, "%s", error);
+    }
 }

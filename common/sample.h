@@ -1,4 +1,4 @@
-// Drawing from what a model predicts.
+// What a model predicts: drawing from it, and writing it down.
 #ifndef SHARD_SAMPLE_H
 #define SHARD_SAMPLE_H
 
@@ -28,6 +28,15 @@ size_t sample_draw(const float *logits, size_t count, double temperature, uint64
  * @param position number of the draw
  */
 int32_t logits_draw(struct tensor logits, size_t row, const struct options *o, uint64_t position);
+
+/**
+ * @brief Writes a safetensors file with the tensors "input", as it is, and "logits", f32.
+ *
+ * Local. Ends the program if the file cannot be written.
+ * @param input  (1, n) of a batch: tokens or pixels
+ * @param logits (rows, classes)
+ */
+void logits_write(const char *path, struct tensor input, struct tensor logits);
 
 #ifdef __cplusplus
 }

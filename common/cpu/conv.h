@@ -9,6 +9,10 @@
 // added in order, so that the number of threads changes no bit.
 enum { CONV_CHUNK = 8 };
 
+/** @brief Adds all rows to the first, in order, and returns that. Local.
+ * @param chunks (at least 1, any) */
+struct tensor conv_add_chunks(struct tensor chunks);
+
 /** @brief Whether the functions below can do it: 3x3 kernels, and channels in multiples of 16. */
 bool winograd_fits(struct conv c);
 

@@ -24,7 +24,7 @@
 enum {
     TAPS = 9, // elements of a kernel
     ELEMENTS = 16, // elements of a transformed tile
-    BLOCK = 48, // tiles at a time, so that their transforms stay in the cache
+    BLOCK = 144, // tiles at a time, so that their transforms stay in the cache
     CHANNELS = 16, // channels must be a multiple of this: of LANES on any machine
 };
 
@@ -379,10 +379,7 @@ void winograd_dw(struct tensor dw, struct tensor dbias, struct tensor dy, struct
         }
         block_free(&b);
     }
-    struct tensor total = tensor_view(sums, 0, 1, sums.cols);
-    for (size_t i = 1; i < chunks; i++) {
-        ops_add(total, tensor_view(sums, i * sums.cols, 1, sums.cols));
-    }
+    struct tensor total = conv_add_chunks(sums);
     transform_weights_back(f32(dw), f32(total), c);
     memcpy(f32(dbias), f32(total) + count, c.out_channels * sizeof(float));
     tensor_free(&sums);

@@ -2,6 +2,7 @@
 #include "cpu.h"
 #include "ops.h"
 #include <math.h>
+#include <string.h>
 
 // The same words as random_philox() in random.c, but those of LANES blocks at a time, so that the
 // compiler can use vectors. A strip is the words of these blocks, four each.
@@ -13,7 +14,6 @@ enum {
 // The words of blocks first … first+LANES-1. Word w of block l goes to words[4 * l + w].
 static void philox_strip(uint32_t words[STRIP], struct random_key key, uint64_t first) {
     uint32_t c0[LANES], c1[LANES], c2[LANES], c3[LANES];
-#pragma omp simd
     for (int l = 0; l < LANES; l++) {
         c0[l] = (uint32_t)(first + (uint64_t)l);
         c1[l] = (uint32_t)((first + (uint64_t)l) >> 32);
@@ -23,7 +23,6 @@ static void philox_strip(uint32_t words[STRIP], struct random_key key, uint64_t 
     uint32_t k0 = (uint32_t)key.seed;
     uint32_t k1 = (uint32_t)(key.seed >> 32);
     for (int round = 0; round < 10; round++) {
-#pragma omp simd
         for (int l = 0; l < LANES; l++) {
             uint64_t product0 = (uint64_t)0xD2511F53u * c0[l];
             uint64_t product1 = (uint64_t)0xCD9E8D57u * c2[l];
@@ -35,7 +34,6 @@ static void philox_strip(uint32_t words[STRIP], struct random_key key, uint64_t 
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
-#pragma omp simd
     for (int l = 0; l < LANES; l++) {
         words[4 * l + 0] = c0[l];
         words[4 * l + 1] = c1[l];
@@ -47,17 +45,17 @@ static void philox_strip(uint32_t words[STRIP], struct random_key key, uint64_t 
 // y = x * scale where the word is above `last`, else 0, for `count` elements from `index` on.
 static void dropout_run(float *y, const float *x, size_t count, struct random_key key,
                         uint64_t index, uint32_t last, float scale) {
-    uint32_t strip[STRIP];
+    uint32_t words[STRIP];
+    float out[STRIP]; // so that the compiler sees that it is not x, as y may be
     for (size_t done = 0; done < count;) {
         size_t skip = (index + done) % STRIP;
         size_t n = STRIP - skip < count - done ? STRIP - skip : count - done;
-        philox_strip(strip, key, (index + done) / STRIP * LANES);
-        const uint32_t *words = strip + skip;
-#pragma omp simd
+        philox_strip(words, key, (index + done) / STRIP * LANES);
         for (size_t i = 0; i < n; i++) {
             float kept = x[done + i] * scale;
-            y[done + i] = words[i] > last ? kept : 0.0f;
+            out[i] = words[skip + i] > last ? kept : 0.0f;
         }
+        memcpy(y + done, out, n * sizeof *y);
         done += n;
     }
 }

@@ -89,51 +89,91 @@ void ops_sgd(struct tensor param, struct tensor grad, float scale, float lr, flo
     CHECK(tensor_count(grad) == tensor_count(param));
     float *w = f32(param);
     const float *dw = f32(grad);
-#pragma omp parallel for simd schedule(static)
+#pragma omp parallel for schedule(static)
     for (size_t i = 0; i < tensor_count(param); i++) {
         w[i] -= lr * (scale * dw[i] + decay * w[i]);
     }
 }
 
+// What does not depend on the element; computed in double, as torch does.
+struct adamw_rates {
+    float keep; // 1 - lr * decay
+    float beta2;
+    float rate1; // 1 - beta1
+    float rate2;
+    float step_size; // lr / (1 - beta1^t)
+    float correction2; // sqrt(1 - beta2^t)
+    float eps;
+};
+
+static struct adamw_rates adamw_rates(struct adamw a) {
+    return (struct adamw_rates){
+        .keep = (float)(1.0 - (double)a.lr * a.decay),
+        .beta2 = a.beta2,
+        .rate1 = (float)(1.0 - (double)a.beta1),
+        .rate2 = (float)(1.0 - (double)a.beta2),
+        .step_size = (float)(a.lr / (1.0 - pow(a.beta1, (double)a.step))),
+        .correction2 = (float)sqrt(1.0 - pow(a.beta2, (double)a.step)),
+        .eps = a.eps,
+    };
+}
+
+// All (count).
+static void adamw_piece(float *restrict w, float *restrict m, float *restrict v,
+                        const float *restrict dw, size_t count, float scale, struct adamw_rates r) {
+    for (size_t i = 0; i < count; i++) {
+        float g = scale * dw[i];
+        m[i] += r.rate1 * (g - m[i]);
+        v[i] = r.beta2 * v[i] + r.rate2 * g * g;
+        w[i] = r.keep * w[i] - r.step_size * m[i] / (sqrtf(v[i]) / r.correction2 + r.eps);
+    }
+}
+
 void ops_adamw(struct tensor param, struct tensor m, struct tensor v, struct tensor grad,
                float scale, struct adamw a) {
-    CHECK(tensor_count(grad) == tensor_count(param) && a.step >= 1);
-    CHECK(tensor_count(m) == tensor_count(param) && tensor_count(v) == tensor_count(param));
-    float *w = f32(param);
-    float *m1 = f32(m);
-    float *m2 = f32(v);
-    const float *dw = f32(grad);
-    // As in torch, what does not depend on the element is computed in double.
-    float keep = (float)(1.0 - (double)a.lr * a.decay);
-    float rate1 = (float)(1.0 - (double)a.beta1);
-    float rate2 = (float)(1.0 - (double)a.beta2);
-    float step_size = (float)(a.lr / (1.0 - pow(a.beta1, (double)a.step)));
-    float correction2 = (float)sqrt(1.0 - pow(a.beta2, (double)a.step));
-#pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < tensor_count(param); i++) {
-        float g = scale * dw[i];
-        m1[i] += rate1 * (g - m1[i]);
-        m2[i] = a.beta2 * m2[i] + rate2 * g * g;
-        w[i] = keep * w[i] - step_size * m1[i] / (sqrtf(m2[i]) / correction2 + a.eps);
+    size_t count = tensor_count(param);
+    CHECK(tensor_count(grad) == count && tensor_count(m) == count && tensor_count(v) == count);
+    CHECK(a.step >= 1);
+    struct adamw_rates rates = adamw_rates(a);
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < pieces(count, PIECE_COUNT); i++) {
+        size_t at = i * PIECE_COUNT;
+        adamw_piece(f32(param) + at, f32(m) + at, f32(v) + at, f32(grad) + at,
+                    piece_length(count, PIECE_COUNT, i), scale, rates);
+    }
+}
+
+struct adadelta_rates {
+    float lr;
+    float rho;
+    float rate; // 1 - rho
+    float eps;
+    float decay;
+};
+
+// All (count).
+static void adadelta_piece(float *restrict w, float *restrict square, float *restrict delta,
+                           const float *restrict dw, size_t count, float scale,
+                           struct adadelta_rates r) {
+    for (size_t i = 0; i < count; i++) {
+        float g = scale * dw[i] + r.decay * w[i];
+        square[i] = r.rho * square[i] + r.rate * g * g;
+        float d = sqrtf(delta[i] + r.eps) / sqrtf(square[i] + r.eps) * g;
+        delta[i] = r.rho * delta[i] + r.rate * d * d;
+        w[i] -= r.lr * d;
     }
 }
 
 void ops_adadelta(struct tensor param, struct tensor square_avg, struct tensor delta_avg,
                   struct tensor grad, float scale, float lr, float rho, float eps, float decay) {
-    CHECK(tensor_count(grad) == tensor_count(param));
-    CHECK(tensor_count(square_avg) == tensor_count(param));
-    CHECK(tensor_count(delta_avg) == tensor_count(param));
-    float *w = f32(param);
-    float *square = f32(square_avg);
-    float *delta = f32(delta_avg);
-    const float *dw = f32(grad);
-    float rate = (float)(1.0 - (double)rho);
-#pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < tensor_count(param); i++) {
-        float g = scale * dw[i] + decay * w[i];
-        square[i] = rho * square[i] + rate * g * g;
-        float d = sqrtf(delta[i] + eps) / sqrtf(square[i] + eps) * g;
-        delta[i] = rho * delta[i] + rate * d * d;
-        w[i] -= lr * d;
+    size_t count = tensor_count(param);
+    CHECK(tensor_count(grad) == count && tensor_count(square_avg) == count);
+    CHECK(tensor_count(delta_avg) == count);
+    struct adadelta_rates rates = {lr, rho, (float)(1.0 - (double)rho), eps, decay};
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < pieces(count, PIECE_COUNT); i++) {
+        size_t at = i * PIECE_COUNT;
+        adadelta_piece(f32(param) + at, f32(square_avg) + at, f32(delta_avg) + at, f32(grad) + at,
+                       piece_length(count, PIECE_COUNT, i), scale, rates);
     }
 }

@@ -6,7 +6,7 @@
 
 void ops_relu(struct tensor x) {
     float *a = f32(x);
-#pragma omp parallel for simd schedule(static)
+#pragma omp parallel for schedule(static)
     for (size_t i = 0; i < tensor_count(x); i++) {
         a[i] = 0.0f > a[i] ? 0.0f : a[i]; // a comparison with NaN is false
     }
@@ -16,7 +16,7 @@ void ops_relu_backward(struct tensor dy, struct tensor y) {
     CHECK(tensor_count(dy) == tensor_count(y));
     float *g = f32(dy);
     const float *a = f32(y);
-#pragma omp parallel for simd schedule(static)
+#pragma omp parallel for schedule(static)
     for (size_t i = 0; i < tensor_count(y); i++) {
         g[i] = a[i] > 0.0f ? g[i] : 0.0f;
     }

@@ -16,7 +16,7 @@ void ops_zero(struct tensor y) {
 
 void ops_fill(struct tensor y, float value) {
     float *out = f32(y);
-#pragma omp parallel for simd schedule(static)
+#pragma omp parallel for schedule(static)
     for (size_t i = 0; i < tensor_count(y); i++) {
         out[i] = value;
     }
@@ -26,7 +26,7 @@ void ops_add(struct tensor y, struct tensor x) {
     CHECK(tensor_count(y) == tensor_count(x));
     float *out = f32(y);
     const float *in = f32(x);
-#pragma omp parallel for simd schedule(static)
+#pragma omp parallel for schedule(static)
     for (size_t i = 0; i < tensor_count(y); i++) {
         out[i] += in[i];
     }
@@ -34,7 +34,7 @@ void ops_add(struct tensor y, struct tensor x) {
 
 void ops_scale(struct tensor y, float factor) {
     float *out = f32(y);
-#pragma omp parallel for simd schedule(static)
+#pragma omp parallel for schedule(static)
     for (size_t i = 0; i < tensor_count(y); i++) {
         out[i] *= factor;
     }

@@ -35,20 +35,21 @@ static int team_sum_race(void) {
     return sum;
 }
 
-static int heap_read(volatile int at) {
-    int *x = calloc(COUNT, sizeof *x);
-    int value = x[at];
+static int heap_write(volatile size_t bytes) {
+    char *x = malloc(COUNT);
+    memset(x, 1, bytes);
+    int value = x[COUNT - 1];
     free(x);
     return value;
 }
 
 int main(int argc, char **argv) {
     const char *fault = argc > 1 ? argv[1] : "clean";
-    volatile int result = team_sum() + heap_read(COUNT - 1);
+    volatile int result = team_sum() + heap_write(COUNT);
     if (strcmp(fault, "race") == 0) {
         result = team_sum_race();
     } else if (strcmp(fault, "overflow") == 0) {
-        result = heap_read(COUNT);
+        result = heap_write(COUNT + 1);
     } else if (strcmp(fault, "leak") == 0) {
         volatile char *lost = malloc(COUNT);
         lost[0] = 1;
