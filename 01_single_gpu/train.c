@@ -329,7 +329,7 @@ static void update(struct trainer *t, double norm, double lr) {
 static void evaluate_batches(struct trainer *t, double *sums, size_t batches) {
     size_t samples = data_samples(t->data, DATA_VALIDATION);
     size_t size = t->o->eval_batch;
-    for (size_t i = 0; i < batches; i++) {
+    for (size_t i = 0; i < batches && !stop_requested(); i++) {
         size_t count = samples - i * size < size ? samples - i * size : size;
         t->batches[0] = batch_load(t->data, DATA_VALIDATION, i * size, count);
         t->batches[0].loss = tensor_view(t->losses, 0, 1, 2);
@@ -340,7 +340,7 @@ static void evaluate_batches(struct trainer *t, double *sums, size_t batches) {
     }
 }
 
-// Loss and accuracy over all validation targets, added up batch by batch.
+// Loss and accuracy over all validation targets, added up batch by batch; neither after Ctrl-C.
 static void evaluate(struct trainer *t, struct log_step *s) {
     size_t samples = data_samples(t->data, DATA_VALIDATION);
     size_t batches = (samples + t->o->eval_batch - 1) / t->o->eval_batch;
@@ -355,7 +355,7 @@ static void evaluate(struct trainer *t, struct log_step *s) {
     }
     free(sums);
     double targets = data_targets(t->data, DATA_VALIDATION, 0, samples);
-    s->evaluated = true;
+    s->evaluated = !stop_requested();
     s->val_loss = loss / targets;
     s->accuracy = right / targets;
 }
@@ -433,7 +433,8 @@ static void report_header(struct trainer *t) {
     log_line(t->log, "device", "%s", device_name());
     log_line(t->log, "model", "%s", model);
     log_line(t->log, "parameters", "%zu in f32, %d units", parameters, t->units);
-    log_line(t->log, "data", "%s", data_description(t->data));
+    log_line(t->log, "data", "%s", data_path(t->data));
+    log_line(t->log, "", "%s", data_description(t->data));
     log_line(t->log, "batch", "%ld global, %ld in each of %ld micro-batches", (long)t->o->batch,
              (long)largest, (long)t->o->micro_batches);
     log_line(t->log, "training", "%ld steps, %ld an epoch, %s, lr %g %s", (long)t->steps,
@@ -447,6 +448,7 @@ static void log_init(struct trainer *t) {
     t->log = log_open((struct log_config){
         .quiet = !t->checkpoint.writer,
         .json = t->o->log,
+        .memory = t->o->memory,
         .item = model_item(t->model),
         .steps = t->steps,
         .print_every = t->o->print_every > 0 ? t->o->print_every : t->steps / 20 + 1,
@@ -473,7 +475,7 @@ static bool train(struct trainer *t) {
     while (t->step < end && !stop_requested()) {
         struct log_step s = train_step(t, t->step == begin);
         t->step++;
-        if (eval_due(t, end) && !stop_requested()) {
+        if (eval_due(t, end)) {
             evaluate(t, &s);
         }
         dump_step(&t->checkpoint, s.step == begin + 1, s.step, s.loss, s.grad_norm);
@@ -488,6 +490,9 @@ static bool train(struct trainer *t) {
         };
         evaluate(t, &s);
         log_evaluation(t->log, &s);
+    }
+    if (stop_requested()) {
+        log_line(t->log, "stopped", "after step %ld, by a signal", (long)t->step);
     }
     dump_values(&t->checkpoint, "final", VALUES_PARAM);
     return save(t);

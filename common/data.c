@@ -11,7 +11,8 @@
 struct data {
     bool text;
     uint64_t seed;
-    char description[256];
+    const char *path; // of the options, or a constant
+    char description[128];
     struct images images[2]; // by part; when not text
     struct text bytes; // when text
     size_t window;
@@ -38,12 +39,13 @@ static void order_alloc(struct data *d) {
 struct data *data_open_images(const char *path, uint64_t seed) {
     struct data *d = data_new(seed);
     const char *dir = path != NULL ? path : SHARD_DEFAULT_IMAGES;
+    d->path = dir;
     images_open(&d->images[DATA_TRAIN], dir, "train");
     images_open(&d->images[DATA_VALIDATION], dir, "t10k");
     d->samples[DATA_TRAIN] = d->images[DATA_TRAIN].count;
     d->samples[DATA_VALIDATION] = d->images[DATA_VALIDATION].count;
     order_alloc(d);
-    snprintf(d->description, sizeof d->description, "%s: %zu images, %zu for validation", dir,
+    snprintf(d->description, sizeof d->description, "%zu images for training, %zu for validation",
              d->samples[DATA_TRAIN], d->samples[DATA_VALIDATION]);
     return d;
 }
@@ -59,6 +61,7 @@ struct data *data_open_text(const char *path, size_t window, size_t vocab, uint6
     d->text = true;
     d->window = window;
     const char *file = path != NULL ? path : SHARD_DEFAULT_TEXT;
+    d->path = file;
     text_open(&d->bytes, file,
               "run ./run setup, which installs bible-kjv, or name a text file with --data FILE");
     d->train_bytes = d->bytes.count - d->bytes.count / 10;
@@ -75,7 +78,7 @@ struct data *data_open_text(const char *path, size_t window, size_t vocab, uint6
     d->samples[DATA_VALIDATION] = (targets(d, DATA_VALIDATION) + window - 1) / window;
     order_alloc(d);
     snprintf(d->description, sizeof d->description,
-             "%s: %zu bytes, %zu windows of %zu, %zu for validation", file, d->bytes.count,
+             "%zu bytes: %zu windows of %zu for training, %zu for validation", d->bytes.count,
              d->samples[DATA_TRAIN], window, d->samples[DATA_VALIDATION]);
     return d;
 }
@@ -89,6 +92,10 @@ void data_close(struct data *d) {
     }
     free(d->order);
     free(d);
+}
+
+const char *data_path(const struct data *d) {
+    return d->path;
 }
 
 const char *data_description(const struct data *d) {

@@ -40,7 +40,10 @@ struct data *data_open_text(const char *path, size_t window, size_t vocab, uint6
 
 void data_close(struct data *d);
 
-/** @brief What the header says of it: path, samples. Lives as long as d. */
+/** @brief The file or folder it came from. Lives as long as d. */
+const char *data_path(const struct data *d);
+
+/** @brief What the header says of it: how many samples of what. Lives as long as d. */
 const char *data_description(const struct data *d);
 
 /** @brief A hash of all the data, so that a checkpoint or another rank can tell whether it has the

@@ -635,9 +635,6 @@ static enum swap swap_in_steps(const struct files_folder *f) {
         errno = ENAMETOOLONG;
         return SWAP_FAILED;
     }
-    if (!recover_place(&f->place)) {
-        return SWAP_FAILED;
-    }
     if (exists(f->place.path)) {
         remove_folder(old, f->names);
         if (rename(f->place.path, old) != 0) {

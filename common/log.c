@@ -35,16 +35,26 @@ struct log *log_open(struct log_config config) {
                        strerror(errno));
         }
     }
+    if (config.memory != NULL && !config.quiet && !mem_timeline_start(config.memory)) {
+        error_user("--memory %s: %s; name a file that can be written", config.memory,
+                   strerror(errno));
+    }
     return log;
+}
+
+static void incomplete(const char *flag, const char *path) {
+    fprintf(stderr, "warning: %s %s is not complete: writing failed\n", flag, path);
 }
 
 void log_close(struct log *log) {
     if (log->json != NULL) {
         bool failed = ferror(log->json) != 0;
         if (fclose(log->json) != 0 || failed) {
-            fprintf(stderr, "warning: --log %s is not complete: writing failed\n",
-                    log->config.json);
+            incomplete("--log", log->config.json);
         }
+    }
+    if (!mem_timeline_stop()) {
+        incomplete("--memory", log->config.memory);
     }
     free(log);
 }
@@ -120,6 +130,9 @@ static void evaluation_line(struct log *log, const struct log_step *s) {
 }
 
 void log_evaluation(struct log *log, const struct log_step *s) {
+    if (!s->evaluated) {
+        return;
+    }
     evaluation_line(log, s);
     if (log->json != NULL) {
         fprintf(log->json, "{\"step\": %lld", (long long)s->step);

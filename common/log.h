@@ -16,6 +16,7 @@ struct log;
 struct log_config {
     bool quiet; // print nothing: every rank but one
     const char *json; // file for one JSON object a step; NULL: none
+    const char *memory; // file for the timeline of the memory account; NULL: none
     const char *item; // "tokens" or "images"
     int64_t steps; // of the whole training
     int64_t print_every; // steps between lines on the terminal
@@ -35,11 +36,11 @@ struct log_step {
     double accuracy; // share of them that the model guesses right
 };
 
-/** @brief Opens the log; ends with error_user() if the JSON file cannot be written. Local; the
+/** @brief Opens the log; ends with error_user() if a file cannot be written. Local; the
  * writing rank prints, the others are quiet. Free it with log_close(). */
 struct log *log_open(struct log_config config);
 
-/** @brief Closes the JSON file; a warning if a write to it failed. Local. */
+/** @brief Closes the files; a warning if a write to one failed. Local. */
 void log_close(struct log *log);
 
 /** @brief A line "key  text" of the header or the summary. Local. */

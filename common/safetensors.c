@@ -511,7 +511,7 @@ static bool read_header(struct safetensors *file, uint64_t file_bytes, char *err
                           "allowed",
                           file->path, bytes, file_bytes, HEADER_BYTES_MAX);
     }
-    file->header = malloc(bytes + 1);
+    file->header = malloc(bytes > 0 ? bytes : 1);
     CHECK(file->header != NULL);
     if (fread(file->header, 1, bytes, file->file) != bytes) {
         return error_text(error, error_size, "%s: the header cannot be read: %s", file->path,

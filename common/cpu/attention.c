@@ -95,11 +95,11 @@ static inline __attribute__((always_inline)) void tile(struct rows c, struct lef
         for (int v = 0; v < vectors; v++) {
             right[v] = lanes_load(b.data + k * b.step + v * LANES);
         }
-    #pragma GCC unroll 8
-    for (int i = 0; i < GROUP; i++) {
+#pragma GCC unroll 8
+        for (int i = 0; i < GROUP; i++) {
             lanes one = lanes_all(a.data[(size_t)i * a.row_step + k * a.term_step]);
-    #pragma GCC unroll 3
-        for (int v = 0; v < vectors; v++) {
+#pragma GCC unroll 3
+            for (int v = 0; v < vectors; v++) {
                 sum[i][v] += one * right[v];
             }
         }
@@ -200,16 +200,32 @@ static void multiply_columns(struct rows out, struct rows p, struct rows x, stru
 
 // ---- packing -----------------------------------------------------------------------------------
 
+// A head's rows are short and far apart, which the processor's own prefetchers do not follow. So
+// ask for a row this many rows ahead of its use. (What lies beyond the end does no harm.)
+enum { AHEAD = 12 };
+
+static void prefetch_row(const float *x, size_t D) {
+    for (size_t d = 0; d < D; d += 16) {
+        __builtin_prefetch(x + d, 0);
+    }
+    __builtin_prefetch(x + D - 1, 0);
+}
+
+static void prefetch_row_to_write(float *x, size_t D) {
+    for (size_t d = 0; d < D; d += 16) {
+        __builtin_prefetch(x + d, 1);
+    }
+    __builtin_prefetch(x + D - 1, 1);
+}
+
 // out (count rounded up, padded D) = factor * x; padding 0.
 static void pack(struct rows out, const float *x, size_t x_step, size_t count, size_t D,
                  float factor) {
     for (size_t i = 0; i < count; i++) {
-        float *restrict to = at(out, i, 0).data;
-        const float *restrict from = x + i * x_step;
-        for (size_t d = 0; d < D; d++) {
-            to[d] = factor * from[d];
+        prefetch_row(x + (i + AHEAD) * x_step, D);
+        for (size_t d = 0; d < D; d += LANES) {
+            lanes_store(at(out, i, d).data, lanes_load_part(x + i * x_step + d, D - d) * factor);
         }
-        memset(to + D, 0, (out.step - D) * sizeof *to);
     }
     size_t end = round_up(count, LANES);
     memset(at(out, count, 0).data, 0, (end - count) * out.step * sizeof(float));
@@ -220,6 +236,9 @@ static void pack_transposed(struct rows out, const float *x, size_t x_step, size
                             size_t D) {
     size_t end = round_up(count, LANES);
     for (size_t i = 0; i < end; i += LANES) {
+        for (size_t l = 0; l < LANES; l++) {
+            prefetch_row(x + (i + LANES + l) * x_step, D);
+        }
         for (size_t d = 0; d < D; d++) {
             float *to = at(out, d, i).data;
             for (size_t l = 0; l < LANES; l++) {
@@ -232,10 +251,9 @@ static void pack_transposed(struct rows out, const float *x, size_t x_step, size
 // x (count, D) = factor * in.
 static void unpack(float *x, size_t x_step, struct rows in, size_t count, size_t D, float factor) {
     for (size_t i = 0; i < count; i++) {
-        float *restrict to = x + i * x_step;
-        const float *restrict from = at(in, i, 0).data;
-        for (size_t d = 0; d < D; d++) {
-            to[d] = factor * from[d];
+        prefetch_row_to_write(x + (i + AHEAD) * x_step, D);
+        for (size_t d = 0; d < D; d += LANES) {
+            lanes_store_part(x + i * x_step + d, D - d, lanes_load(at(in, i, d).data) * factor);
         }
     }
 }
@@ -309,17 +327,18 @@ static void softmax_row(struct work *w, struct block b, size_t i, size_t padded_
     }
     float max = vector_max(p, n), before = first ? -INFINITY : w->max[i];
     max = before > max ? before : max;
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (size_t j = 0; j < n; j++) {
-        p[j] = vector_exp(p[j] - max);
-        sum += p[j];
+    lanes sums = {0};
+    for (size_t j = 0; j < n; j += LANES) {
+        lanes probability = lanes_exp(lanes_load(p + j) - max);
+        lanes_store(p + j, probability);
+        sums += probability;
     }
+    float sum = lanes_sum(sums);
     if (!first) {
         float factor = vector_exp(before - max);
         float *out = at(w->out, i, 0).data;
-        for (size_t d = 0; d < padded_D; d++) {
-            out[d] *= factor;
+        for (size_t d = 0; d < padded_D; d += LANES) {
+            lanes_store(out + d, lanes_load(out + d) * factor);
         }
         sum += w->sum[i] * factor;
     }
@@ -401,17 +420,16 @@ void ops_attention(struct tensor y, struct tensor lse, struct tensor q, struct t
 // Scores in w->p become probabilities, and dP in w->ds becomes dS.
 static void softmax_backward_row(struct work *w, struct block b, size_t i) {
     size_t n = width(b, i), seen = smaller(b.query + i + 1 - b.key, b.keys);
-    float *restrict p = at(w->p, i, 0).data;
-    float *restrict ds = at(w->ds, i, 0).data;
+    float *p = at(w->p, i, 0).data, *ds = at(w->ds, i, 0).data;
     float lse = w->max[i], delta = w->sum[i];
     for (size_t j = seen; j < n; j++) {
         p[j] = -INFINITY;
         ds[j] = 0.0f;
     }
-    for (size_t j = 0; j < n; j++) {
-        float probability = vector_exp(p[j] - lse);
-        p[j] = probability;
-        ds[j] = probability * (ds[j] - delta);
+    for (size_t j = 0; j < n; j += LANES) {
+        lanes probability = lanes_exp(lanes_load(p + j) - lse);
+        lanes_store(p + j, probability);
+        lanes_store(ds + j, probability * (lanes_load(ds + j) - delta));
     }
 }
 

@@ -22,6 +22,7 @@
 enum { LANES = VECTOR_BYTES / 4 };
 
 typedef float lanes __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t lanes_bits __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t lanes_mask __attribute__((vector_size(VECTOR_BYTES)));
 
 // The same in memory, where only the alignment of a float is certain.
@@ -35,6 +36,27 @@ static inline lanes lanes_load(const float *p) {
 /** @brief Stores p[0 … LANES-1]; any alignment. */
 static inline void lanes_store(float *p, lanes v) {
     *(lanes_in_memory *)p = v;
+}
+
+/** @brief The first @p count floats at p, all lanes at most; zeros follow. */
+static inline lanes lanes_load_part(const float *p, size_t count) {
+    if (count >= LANES) {
+        return lanes_load(p);
+    }
+    float part[LANES] = {0};
+    memcpy(part, p, count * sizeof *p);
+    return lanes_load(part);
+}
+
+/** @brief Stores the first @p count lanes, all of them at most. */
+static inline void lanes_store_part(float *p, size_t count, lanes v) {
+    if (count >= LANES) {
+        lanes_store(p, v);
+    } else {
+        float part[LANES];
+        lanes_store(part, v);
+        memcpy(p, part, count * sizeof *p);
+    }
 }
 
 /** @brief x in every lane. */
@@ -54,10 +76,9 @@ static inline float lanes_sum(lanes v) {
     return a[0];
 }
 
-/** @brief a where a > b, else b. */
-static inline lanes lanes_larger(lanes a, lanes b) {
-    lanes_mask above = a > b;
-    return (lanes)(((lanes_mask)a & above) | ((lanes_mask)b & ~above));
+/** @brief a in the lanes of the mask, else b. */
+static inline lanes lanes_select(lanes_mask mask, lanes a, lanes b) {
+    return (lanes)(((lanes_mask)a & mask) | ((lanes_mask)b & ~mask));
 }
 
 /** @brief The largest of x (count); -infinity if there is none. A NaN may be passed over. */
@@ -65,7 +86,8 @@ static inline float vector_max(const float *x, size_t count) {
     lanes high = lanes_all(-INFINITY);
     size_t i = 0;
     for (; i + LANES <= count; i += LANES) {
-        high = lanes_larger(lanes_load(x + i), high);
+        lanes v = lanes_load(x + i);
+        high = lanes_select(v > high, v, high);
     }
     float all[LANES], max = -INFINITY;
     lanes_store(all, high);
@@ -96,37 +118,36 @@ static inline float vector_dot(const float *a, const float *b, size_t count) {
 }
 
 /**
- * @brief exp(x), without branches, so that a loop around it is vectorised.
+ * @brief exp of each lane.
  *
  * exp(x) = 2^n exp(r) with n = round(x / ln 2), |r| <= ln(2)/2 and a polynomial of degree 6 for
- * exp(r), its coefficients fitted for the smallest relative error (3e-9). At most 1.5 units in the
- * last place from the true value (tests/unit/test_llama_ops.c measures it). Results below 2^-125
- * become 0 (x < -86.6), those above the largest float infinity; exp(-infinity) is 0, exp(NaN) is
- * NaN.
+ * exp(r), its coefficients fitted for the smallest relative error (3e-9). At most 1 unit in the
+ * last place from the true value (tests/unit/test_llama_ops.c measures it). Results below 2^-126
+ * become 0 (x < -87.33), those from 2^127.5 on infinity (x > 88.37); exp(-infinity) is 0, exp(NaN)
+ * is NaN.
  */
-static inline float vector_exp(float x) {
-    const float low = -86.6f, high = 89.0f;
-    const float shift = 0x1.8p23f; // adding it rounds to an integer, found in the low bits
-    float c = x > high ? high : x; // NaN stays
-    c = c < low ? low : c;
-    float shifted = c * 0x1.715476p+0f + shift;
-    float n = shifted - shift;
-    float r = c - n * 0x1.62e4p-1f; // ln 2 in two parts, the product with the first is exact
+static inline lanes lanes_exp(lanes x) {
+    const float low = -87.33f, high = 88.37f;
+    const lanes shift = lanes_all(0x1.8p23f); // adding it rounds to an integer, in the low bits
+    lanes shifted = x * 0x1.715476p+0f + shift;
+    lanes n = shifted - shift;
+    lanes r = x - n * 0x1.62e4p-1f; // ln 2 in two parts; the product with the first is exact
     r = r - n * 0x1.7f7d1cp-20f;
-    float p = 0x1.6a241ap-10f;
-    p = p * r + 0x1.1239f2p-7f;
+    lanes p = 0x1.6a241ap-10f * r + 0x1.1239f2p-7f;
     p = p * r + 0x1.5558f2p-5f;
     p = p * r + 0x1.555492p-3f;
     p = p * r + 0x1.fffffcp-2f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    int32_t bits;
-    memcpy(&bits, &shifted, 4);
-    bits = (int32_t)((uint32_t)bits << 23) + (126 << 23); // 2^(n-1)
-    float scale;
-    memcpy(&scale, &bits, 4);
-    p = p * scale * 2.0f; // in two steps, since 2^128 is no float
-    return x < low ? 0.0f : p;
+    lanes power = (lanes)(((lanes_bits)shifted << 23) + (127u << 23)); // 2^n
+    lanes_mask normal = ~(x < low), large = x > high;
+    lanes result = (lanes)((lanes_mask)(p * power) & normal);
+    return lanes_select(large, lanes_all(INFINITY), result);
+}
+
+/** @brief exp(x), as lanes_exp() has it. */
+static inline float vector_exp(float x) {
+    return lanes_exp(lanes_all(x))[0];
 }
 
 #endif

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
@@ -21,6 +22,8 @@ static struct {
     int kill_at; // 0: never
     bool no_flags; // renameat2 knows no RENAME_NOREPLACE and no RENAME_EXCHANGE
     bool full_disk; // fsync fails
+    int fail_at; // the rename of this number fails; 0: none
+    int renames;
 } faults;
 
 static void count_call(void) {
@@ -40,6 +43,10 @@ int renameat2(int from_folder, const char *from, int to_folder, const char *to, 
 
 int rename(const char *from, const char *to) {
     count_call();
+    if (++faults.renames == faults.fail_at) {
+        errno = EIO;
+        return -1;
+    }
     return (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
 }
 
@@ -217,17 +224,21 @@ static void test_write_refused(void **state) {
 }
 
 static void small_files_body(void *argument) {
-    const struct rlimit limit = {1024, 1024};
+    struct rlimit limit, small;
     struct files_write *w = files_write_begin(argument, error, sizeof error);
     signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &limit);
-    for (int i = 0; i < 100000; i++) {
+    getrlimit(RLIMIT_FSIZE, &limit);
+    small = limit;
+    small.rlim_cur = 1024;
+    setrlimit(RLIMIT_FSIZE, &small);
+    for (int i = 0; i < 10000; i++) {
         fputs("0123456789", files_write_stream(w));
     }
+    setrlimit(RLIMIT_FSIZE, &limit);
     exit(files_write_commit(w, error, sizeof error) ? 1 : 0);
 }
 
-// A write that fails long before the end is not forgotten.
+// A write that failed long before the end is not forgotten when later ones go well.
 static void test_write_early_failure(void **state) {
     (void)state;
     scratch_write(scratch_path("file"), "old", 3);
@@ -361,6 +372,23 @@ static void test_folder_full_disk(void **state) {
     assert_contains(error, "cannot be synced: No space left on device");
     assert_string_equal(read_in(dir, NAMES[0]), "one");
     assert_int_equal(count_entries(scratch_folder), 1);
+}
+
+// Without an exchange of names: whichever of the two renames fails, the old folder is there.
+static void test_folder_failing_steps(void **state) {
+    (void)state;
+    char *dir = scratch_path("dir");
+    faults.no_flags = true;
+    for (int k = 1; k <= 2; k++) {
+        assert_saved(dir, "one");
+        faults.renames = 0;
+        faults.fail_at = k;
+        assert_false(save(dir, "two"));
+        assert_contains(error, "/dir: cannot be replaced: Input/output error");
+        assert_string_equal(read_in(dir, NAMES[0]), "one");
+        assert_int_equal(count_entries(scratch_folder), 1);
+        faults.fail_at = 0;
+    }
 }
 
 // ---- rubbish and recovery ----------------------------------------------------------------------
@@ -618,6 +646,29 @@ static void test_jobs_in_steps(void **state) {
     run_jobs(true);
 }
 
+// Whoever replaces in steps waits for others who do.
+static void test_steps_are_locked(void **state) {
+    (void)state;
+    char *dir = scratch_path("dir");
+    int status, lock = open(scratch_folder, O_RDONLY | O_DIRECTORY);
+    assert_saved(dir, "one");
+    assert_int_equal(flock(lock, LOCK_EX), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(lock);
+        faults.no_flags = true;
+        _exit(save(dir, "two") ? 0 : 1);
+    }
+    usleep(300000);
+    assert_string_equal(read_in(dir, NAMES[0]), "one");
+    assert_int_equal(waitpid(pid, &status, WNOHANG), 0);
+    flock(lock, LOCK_UN);
+    close(lock);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_string_equal(read_in(dir, NAMES[0]), "two");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         files_test(test_open),
@@ -632,6 +683,7 @@ int main(void) {
         files_test(test_folder_refused_late),
         files_test(test_folder_not_writable),
         files_test(test_folder_full_disk),
+        files_test(test_folder_failing_steps),
         files_test(test_rubbish),
         files_test(test_rubbish_with_other_files),
         files_test(test_rubbish_file),
@@ -641,6 +693,7 @@ int main(void) {
         files_test(test_killed),
         files_test(test_jobs_exchange),
         files_test(test_jobs_in_steps),
+        files_test(test_steps_are_locked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

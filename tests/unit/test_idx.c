@@ -279,6 +279,20 @@ static void test_huge_claim(void **state) {
     assert_bad("expected 25769803786 bytes, found 46");
 }
 
+// Nor does it when a few megabytes have come.
+static void test_huge_claim_later(void **state) {
+    (void)state;
+    enum { SIDE = 1024, COUNT = 3 * SIDE * SIDE / 2 };
+    static const size_t dims[] = {SIDE, SIDE};
+    uint8_t *bytes = calloc(1, IMAGE_HEADER + COUNT);
+    memcpy(bytes, "\0\0\10\3\xff\xff\xff\xff\0\0\4\0\0\0\4", IMAGE_HEADER);
+    FILE *file = fmemopen(bytes, IMAGE_HEADER + COUNT, "rb");
+    assert_false(idx_parse(&f.idx, file, dims, 2, f.error, sizeof f.error));
+    assert_contains(f.error, "expected 4503599626321936 bytes, found 1572880");
+    fclose(file);
+    free(bytes);
+}
+
 static void test_many_items(void **state) {
     (void)state;
     enum { COUNT = 3000001 };
@@ -409,16 +423,27 @@ static void test_broken_file_is_named(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good),         cmocka_unit_test(test_gzip_members),
-        cmocka_unit_test(test_labels),       cmocka_unit_test(test_no_items),
-        cmocka_unit_test(test_not_idx),      cmocka_unit_test(test_other_elements),
-        cmocka_unit_test(test_other_sizes),  cmocka_unit_test(test_little_endian),
-        cmocka_unit_test(test_cut_plain),    cmocka_unit_test(test_cut_gzip),
-        cmocka_unit_test(test_flipped_gzip), cmocka_unit_test(test_checksum),
-        cmocka_unit_test(test_too_long),     cmocka_unit_test(test_huge_claim),
-        cmocka_unit_test(test_many_items),   scratch_test(test_folder),
-        scratch_test(test_missing),          scratch_test(test_counts_differ),
-        scratch_test(test_bad_label),        scratch_test(test_broken_file_is_named),
+        cmocka_unit_test(test_good),
+        cmocka_unit_test(test_gzip_members),
+        cmocka_unit_test(test_labels),
+        cmocka_unit_test(test_no_items),
+        cmocka_unit_test(test_not_idx),
+        cmocka_unit_test(test_other_elements),
+        cmocka_unit_test(test_other_sizes),
+        cmocka_unit_test(test_little_endian),
+        cmocka_unit_test(test_cut_plain),
+        cmocka_unit_test(test_cut_gzip),
+        cmocka_unit_test(test_flipped_gzip),
+        cmocka_unit_test(test_checksum),
+        cmocka_unit_test(test_too_long),
+        cmocka_unit_test(test_huge_claim),
+        cmocka_unit_test(test_huge_claim_later),
+        cmocka_unit_test(test_many_items),
+        scratch_test(test_folder),
+        scratch_test(test_missing),
+        scratch_test(test_counts_differ),
+        scratch_test(test_bad_label),
+        scratch_test(test_broken_file_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,9 +2,20 @@
 #include "error.h"
 #include "safetensors.h"
 #include "scratch.h"
-#include <inttypes.h>
+#include <errno.h>
 
 static char error[ERROR_TEXT_SIZE];
+
+// The linker takes this for the C library's.
+static int sync_calls;
+static bool sync_fails;
+
+int fsync(int fd) {
+    (void)fd;
+    sync_calls++;
+    errno = EIO;
+    return sync_fails ? -1 : 0;
+}
 
 // ---- the reader --------------------------------------------------------------------------------
 
@@ -169,6 +180,10 @@ static void test_broken_json(void **state) {
         "{\"",
         "{\"a",
         "{\"a\"",
+        "{\"\xc3",
+        "{\"\xe2\x82",
+        "{\"\\",
+        "{\"\\ud83d\\",
         "{\"a\":",
         "{\"a\":1}",
         "{\"a\":{}}",
@@ -411,6 +426,21 @@ static void test_create_refused(void **state) {
     assert_contains(error, "cannot be written: No such file or directory");
 }
 
+static void test_sync(void **state) {
+    (void)state;
+    uint8_t data[DATA_BYTES] = {0};
+    for (int fails = 0; fails < 2; fails++) {
+        sync_calls = 0;
+        sync_fails = fails;
+        struct safetensors_writer *writer = create(scratch_path("out"));
+        assert_true(safetensors_write(writer, data, DATA_BYTES, error, sizeof error));
+        assert_int_equal(safetensors_finish(writer, error, sizeof error), !fails);
+        assert_int_equal(sync_calls, 1);
+    }
+    sync_fails = false;
+    assert_contains(error, "out: cannot be written: Input/output error");
+}
+
 // A full disk is found at the latest when the file is closed.
 static void test_full_disk(void **state) {
     (void)state;
@@ -438,7 +468,7 @@ int main(void) {
         scratch_test(test_length),        scratch_test(test_damage),
         scratch_test(test_write),         scratch_test(test_write_nothing),
         scratch_test(test_wrong_amounts), scratch_test(test_create_refused),
-        scratch_test(test_full_disk),
+        scratch_test(test_sync),          scratch_test(test_full_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
