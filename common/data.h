@@ -12,6 +12,7 @@ extern "C" {
 
 struct data;
 
+/** @brief Which samples. */
 enum data_part {
     DATA_TRAIN, // visited by epoch, each in another order
     DATA_VALIDATION, // visited in the order of the file
@@ -38,6 +39,7 @@ struct data *data_open_images(const char *path, uint64_t seed);
  */
 struct data *data_open_text(const char *path, size_t window, size_t vocab, uint64_t seed);
 
+/** @brief Frees the data. Local. */
 void data_close(struct data *d);
 
 /** @brief The file or folder it came from. Lives as long as d. */

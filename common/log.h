@@ -13,6 +13,7 @@ extern "C" {
 
 struct log;
 
+/** @brief What a log needs to know of the program. */
 struct log_config {
     bool quiet; // print nothing: every rank but one
     const char *json; // file for one JSON object a step; NULL: none

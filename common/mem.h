@@ -19,6 +19,7 @@ enum mem_category {
     MEM_CATEGORIES,
 };
 
+/** @brief The account of a process, in bytes. */
 struct mem_stats {
     size_t now_bytes; // allocated at this moment
     size_t now_by_category[MEM_CATEGORIES]; // its parts

@@ -84,6 +84,7 @@ const struct arg *model_args(struct model *m);
  */
 void model_init(struct model *m, struct comm tp);
 
+/** @brief Frees the model. Local. */
 void model_free(struct model *m);
 
 /** @brief "llama" or "mnist". */
@@ -103,6 +104,7 @@ struct data *model_data(const struct model *m);
 
 // ---- units -------------------------------------------------------------------------------------
 
+/** @brief How many units the model has, over all stages. */
 int model_units(const struct model *m);
 
 /** @brief Fills out[] with the parameters of unit u, also of one that other ranks run. Local.
