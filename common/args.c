@@ -135,20 +135,22 @@ static bool bounds_text(const struct arg *arg, char *text, size_t size) {
         return false;
     }
     if (arg->max < arg->min || arg->max == INFINITY) {
-        snprintf(text, size, "at least %.15g", arg->min);
+        snprintf(text, size, "at least %.16g", arg->min);
     } else if (arg->min == -INFINITY) {
-        snprintf(text, size, "at most %.15g", arg->max);
+        snprintf(text, size, "at most %.16g", arg->max);
     } else {
-        snprintf(text, size, "%.15g to %.15g", arg->min, arg->max);
+        snprintf(text, size, "%.16g to %.16g", arg->min, arg->max);
     }
     return true;
 }
 
-static bool in_bounds(const struct arg *arg, double value) {
-    if (arg->min == 0 && arg->max == 0) {
+// long double holds every int64_t and every double exactly.
+static bool in_bounds(const struct arg *arg, long double value) {
+    long double min = arg->min, max = arg->max;
+    if (min == 0 && max == 0) {
         return true;
     }
-    return value >= arg->min && (arg->max < arg->min || value <= arg->max);
+    return value >= min && (max < min || value <= max);
 }
 
 static void refuse_range(const struct arg *arg, const char *word) {
@@ -176,7 +178,7 @@ static void set_int(const struct arg *arg, const char *word) {
     if (!consists_of(word, "+-0123456789") || *end != '\0' || end == word) {
         error_user("%s takes a whole number; found \"%s\"", arg->name, word);
     }
-    if (errno == ERANGE || !in_bounds(arg, (double)value)) {
+    if (errno == ERANGE || !in_bounds(arg, (long double)value)) {
         refuse_range(arg, word);
     }
     *(int64_t *)arg->value = value;

@@ -104,7 +104,7 @@ static bool make_folder(const char *path, char *error, size_t error_size) {
             return true;
         }
         if (errno != EEXIST || stat(path, &status) != 0) {
-            return error_text(error, error_size, "%s: the folder cannot be made: %s", path,
+            return error_text(error, error_size, "the folder %s cannot be made: %s", path,
                               strerror(errno));
         }
     }
@@ -112,17 +112,17 @@ static bool make_folder(const char *path, char *error, size_t error_size) {
            error_text(error, error_size, "%s: is a file; expected a folder", path);
 }
 
-// Makes the folder and all above it.
-static bool make_folders(const char *path, char *error, size_t error_size) {
-    char part[PATH_BYTES];
+// Makes the folder and all above it; they are for `purpose`, a path that the user knows.
+static bool make_folders(const char *path, const char *purpose, char *error, size_t error_size) {
+    char part[PATH_BYTES], reason[ERROR_TEXT_SIZE];
     for (size_t end = 1; path[end - 1] != '\0'; end++) {
         if (path[end] != '/' && path[end] != '\0') {
             continue;
         }
         memcpy(part, path, end);
         part[end] = '\0';
-        if (!make_folder(part, error, error_size)) {
-            return false;
+        if (!make_folder(part, reason, sizeof reason)) {
+            return error_text(error, error_size, "%s: %s", purpose, reason);
         }
         if (path[end] == '\0') {
             break;
@@ -178,7 +178,7 @@ static bool place_find(struct place *place, const char *path, bool create, char 
         }
     }
     path_split(at, parent, &base);
-    if (create && !make_folders(parent, error, error_size)) {
+    if (create && !make_folders(parent, path, error, error_size)) {
         return false;
     }
     if (realpath(at, place->path) == NULL) { // not there: its parent must be

@@ -368,6 +368,9 @@ static void find_file(char *path, const char *dir, const char *part, const char 
         if (lstat(path, &status) == 0) {
             return;
         }
+        if (errno != ENOENT) {
+            error_user("%s: %s", path, strerror(errno));
+        }
     }
     error_user(
         "%s: the folder has no file %s-%s-idx%d-ubyte, with or without .gz; install Debian's "

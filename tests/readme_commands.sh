@@ -23,7 +23,6 @@ trap 'rm -rf "$copy"' EXIT
 (cd "$root" && tar -cf - --exclude=./build --exclude=./.git .) | tar -C "$copy" -xpf - || exit 1
 touch -d 2000-01-01 "$copy/CMakePresets.json" # the build folder is not the copy's to configure
 mkdir "$copy/build" && ln -s "$build" "$copy/build/cpu" || exit 1
-touch -t 197001010000 "$copy/CMakePresets.json" # that folder is configured already
 if [ -d "$root/build/data" ]; then
     ln -s "$root/build/data" "$copy/build/data"
 fi

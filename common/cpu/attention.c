@@ -231,29 +231,33 @@ static void pack(struct rows out, const float *x, size_t x_step, size_t count, s
     memset(at(out, count, 0).data, 0, (end - count) * out.step * sizeof(float));
 }
 
-// out (D, count rounded up) = x^T, where x is (count, D); padding 0.
+// out (D, count rounded up) = x^T, where x is (count, D); padding 0. Squares of LANES x LANES.
 static void pack_transposed(struct rows out, const float *x, size_t x_step, size_t count,
                             size_t D) {
-    size_t end = round_up(count, LANES);
-    for (size_t i = 0; i < end; i += LANES) {
-        for (size_t l = 0; l < LANES; l++) {
-            prefetch_row(x + (i + LANES + l) * x_step, D);
-        }
-        for (size_t d = 0; d < D; d++) {
-            float *to = at(out, d, i).data;
+    lanes square[LANES];
+    for (size_t i = 0; i < count; i += LANES) {
+        for (size_t d = 0; d < D; d += LANES) {
             for (size_t l = 0; l < LANES; l++) {
-                to[l] = i + l < count ? x[(i + l) * x_step + d] : 0.0f;
+                const float *from = x + (i + l) * x_step + d;
+                __builtin_prefetch(from + LANES * x_step);
+                square[l] = i + l < count ? lanes_load_part(from, D - d) : (lanes){0};
+            }
+            lanes_transpose(square);
+            for (size_t l = 0; l < smaller(LANES, D - d); l++) {
+                lanes_store(at(out, d + l, i).data, square[l]);
             }
         }
     }
 }
 
-// x (count, D) = factor * in.
-static void unpack(float *x, size_t x_step, struct rows in, size_t count, size_t D, float factor) {
+// x (count, D) = factor * in, and times factors[row] if there are any.
+static void unpack(float *x, size_t x_step, struct rows in, size_t count, size_t D, float factor,
+                   const float *factors) {
     for (size_t i = 0; i < count; i++) {
+        float f = factors != NULL ? factors[i] : factor;
         prefetch_row_to_write(x + (i + AHEAD) * x_step, D);
         for (size_t d = 0; d < D; d += LANES) {
-            lanes_store_part(x + i * x_step + d, D - d, lanes_load(at(in, i, d).data) * factor);
+            lanes_store_part(x + i * x_step + d, D - d, lanes_load(at(in, i, d).data) * f);
         }
     }
 }
@@ -317,53 +321,75 @@ static size_t lay_out(struct work *w, float *buffer, struct shape s, bool backwa
 
 // ---- forward -----------------------------------------------------------------------------------
 
-// Row i of a block of scores becomes exp(score - largest so far); what the row has of y is rescaled
-// to that. `first` says that nothing came before.
-static void softmax_row(struct work *w, struct block b, size_t i, size_t padded_D, bool first) {
-    size_t n = width(b, i), seen = smaller(b.query + i + 1 - b.key, b.keys);
-    float *p = at(w->p, i, 0).data;
-    for (size_t j = seen; j < n; j++) {
-        p[j] = -INFINITY;
+// Hides keys in the future from rows [i, i + LANES) of the block: -infinity from the diagonal to
+// the end of the last vector, the only one that it cuts. Returns the rows' width.
+static size_t mask_scores(struct rows p, struct block b, size_t i) {
+    size_t n = width(b, i);
+    for (size_t l = 0; l < LANES; l++) {
+        size_t seen = smaller(b.query + i + l + 1 - b.key, b.keys);
+        float *last = at(p, i + l, n - LANES).data;
+        lanes_mask visible = lanes_below(seen - (n - LANES));
+        lanes_store(last, lanes_select(visible, lanes_load(last), lanes_all(-INFINITY)));
     }
-    float max = vector_max(p, n), before = first ? -INFINITY : w->max[i];
-    max = before > max ? before : max;
-    lanes sums = {0};
-    for (size_t j = 0; j < n; j += LANES) {
-        lanes probability = lanes_exp(lanes_load(p + j) - max);
-        lanes_store(p + j, probability);
-        sums += probability;
-    }
-    float sum = lanes_sum(sums);
-    if (!first) {
-        float factor = vector_exp(before - max);
-        float *out = at(w->out, i, 0).data;
-        for (size_t d = 0; d < padded_D; d += LANES) {
-            lanes_store(out + d, lanes_load(out + d) * factor);
+    return n;
+}
+
+// Rows [i, i + LANES) of a block of scores become exp(score - largest so far); what these rows have
+// of y is rescaled to that.
+static void softmax_rows(struct work *w, struct block b, size_t i, size_t padded_D) {
+    size_t n = mask_scores(w->p, b, i);
+    lanes part[LANES];
+    for (size_t l = 0; l < LANES; l++) {
+        const float *p = at(w->p, i + l, 0).data;
+        part[l] = lanes_load(p);
+        for (size_t j = LANES; j < n; j += LANES) {
+            part[l] = lanes_larger(lanes_load(p + j), part[l]);
         }
-        sum += w->sum[i] * factor;
     }
-    w->max[i] = max;
-    w->sum[i] = sum;
+    lanes before = lanes_load(w->max + i), max = lanes_larger(lanes_max_each(part), before);
+    for (size_t l = 0; l < LANES; l++) {
+        float *p = at(w->p, i + l, 0).data;
+        part[l] = (lanes){0};
+        for (size_t j = 0; j < n; j += LANES) {
+            lanes probability = lanes_exp(lanes_load(p + j) - max[l]);
+            lanes_store(p + j, probability);
+            part[l] += probability;
+        }
+    }
+    lanes factor = lanes_exp(before - max);
+    lanes_store(w->max + i, max);
+    lanes_store(w->sum + i, lanes_load(w->sum + i) * factor + lanes_sum_each(part));
+    for (size_t l = 0; l < LANES && b.key > 0; l++) {
+        float *out = at(w->out, i + l, 0).data;
+        for (size_t d = 0; d < padded_D; d += LANES) {
+            lanes_store(out + d, lanes_load(out + d) * factor[l]);
+        }
+    }
 }
 
 // Queries [query, query + count) of one head: q and y point at their first elements.
 static void forward_queries(struct work *w, struct shape s, float *y, float *lse, const float *q,
                             size_t query, size_t count) {
     size_t C = s.heads * s.D;
-    struct block b = {.query = query, .queries = round_up(count, GROUP)};
+    struct block b = {.query = query, .queries = round_up(count, LANES)};
     pack(w->q, q, C, count, s.D, 1.0f / sqrtf((float)s.D));
+    for (size_t i = 0; i < b.queries; i++) {
+        w->max[i] = -INFINITY;
+        w->sum[i] = 0;
+    }
     for (b.key = 0; b.key < query + count; b.key += KEYS) {
         b.keys = smaller(KEYS, query + count - b.key);
         multiply_scores(w->p, w->q, at(w->kt, 0, b.key), b, s.D);
-        for (size_t i = 0; i < b.queries; i++) {
-            softmax_row(w, b, i, s.padded_D, b.key == 0);
+        for (size_t i = 0; i < b.queries; i += LANES) {
+            softmax_rows(w, b, i, s.padded_D);
         }
         multiply_rows(w->out, w->p, at(w->v, b.key, 0), b, s.padded_D, b.key > 0);
     }
     for (size_t i = 0; i < count; i++) {
-        unpack(y + i * C, C, at(w->out, i, 0), 1, s.D, 1.0f / w->sum[i]);
         lse[i * s.heads] = w->max[i] + logf(w->sum[i]);
+        w->sum[i] = 1.0f / w->sum[i];
     }
+    unpack(y, C, w->out, count, s.D, 1.0f, w->sum);
 }
 
 static void check_shape(struct shape s, struct tensor q, struct tensor k, struct tensor v) {
@@ -417,19 +443,17 @@ void ops_attention(struct tensor y, struct tensor lse, struct tensor q, struct t
 
 // ---- backward ----------------------------------------------------------------------------------
 
-// Scores in w->p become probabilities, and dP in w->ds becomes dS.
-static void softmax_backward_row(struct work *w, struct block b, size_t i) {
-    size_t n = width(b, i), seen = smaller(b.query + i + 1 - b.key, b.keys);
-    float *p = at(w->p, i, 0).data, *ds = at(w->ds, i, 0).data;
-    float lse = w->max[i], delta = w->sum[i];
-    for (size_t j = seen; j < n; j++) {
-        p[j] = -INFINITY;
-        ds[j] = 0.0f;
-    }
-    for (size_t j = 0; j < n; j += LANES) {
-        lanes probability = lanes_exp(lanes_load(p + j) - lse);
-        lanes_store(p + j, probability);
-        lanes_store(ds + j, probability * (lanes_load(ds + j) - delta));
+// Rows [i, i + LANES) of w->p, scores, become probabilities, and those of w->ds, dP, become dS.
+static void softmax_backward_rows(struct work *w, struct block b, size_t i) {
+    size_t n = mask_scores(w->p, b, i);
+    for (size_t l = i; l < i + LANES; l++) {
+        float *p = at(w->p, l, 0).data, *ds = at(w->ds, l, 0).data;
+        float lse = w->max[l], delta = w->sum[l];
+        for (size_t j = 0; j < n; j += LANES) {
+            lanes probability = lanes_exp(lanes_load(p + j) - lse);
+            lanes_store(p + j, probability);
+            lanes_store(ds + j, probability * (lanes_load(ds + j) - delta));
+        }
     }
 }
 
@@ -442,15 +466,31 @@ struct head {
     const float *lse; // every heads-th is this head's
 };
 
+// delta of rows [i, i + LANES): sums of dy y.
+static void make_delta(struct work *w, const float *y, size_t y_step, size_t i, size_t count,
+                       size_t D) {
+    lanes part[LANES];
+    for (size_t l = 0; l < LANES; l++) {
+        part[l] = (lanes){0};
+        prefetch_row(y + (i + l + AHEAD) * y_step, D);
+        for (size_t d = 0; d < D && i + l < count; d += LANES) {
+            lanes dy = lanes_load(at(w->dy, i + l, d).data);
+            part[l] += dy * lanes_load_part(y + (i + l) * y_step + d, D - d);
+        }
+    }
+    lanes_store(w->sum + i, lanes_sum_each(part));
+}
+
 static void load_queries(struct work *w, struct shape s, struct head h, size_t query,
                          size_t count) {
-    size_t C = s.heads * s.D, padded = round_up(count, GROUP);
+    size_t C = s.heads * s.D, padded = round_up(count, LANES);
     pack(w->q, h.q + query * C, C, count, s.D, 1.0f / sqrtf((float)s.D));
     pack(w->dy, h.dy + query * C, C, count, s.D, 1.0f);
+    for (size_t i = 0; i < padded; i += LANES) {
+        make_delta(w, h.y + query * C, C, i, count, s.D);
+    }
     for (size_t i = 0; i < padded; i++) {
-        bool real = i < count;
-        w->max[i] = real ? h.lse[(query + i) * s.heads] : 0.0f;
-        w->sum[i] = real ? vector_dot(h.y + (query + i) * C, h.dy + (query + i) * C, s.D) : 0.0f;
+        w->max[i] = i < count ? h.lse[(query + i) * s.heads] : 0.0f;
     }
 }
 
@@ -458,20 +498,20 @@ static void load_queries(struct work *w, struct shape s, struct head h, size_t q
 static void backward_queries(struct work *w, struct shape s, struct head h, size_t query,
                              size_t count) {
     size_t C = s.heads * s.D;
-    struct block b = {.query = query, .queries = round_up(count, GROUP)};
+    struct block b = {.query = query, .queries = round_up(count, LANES)};
     load_queries(w, s, h, query, count);
     for (b.key = 0; b.key < query + count; b.key += KEYS) {
         b.keys = smaller(KEYS, query + count - b.key);
         multiply_scores(w->p, w->q, at(w->kt, 0, b.key), b, s.D);
         multiply_scores(w->ds, w->dy, at(w->vt, 0, b.key), b, s.D);
-        for (size_t i = 0; i < b.queries; i++) {
-            softmax_backward_row(w, b, i);
+        for (size_t i = 0; i < b.queries; i += LANES) {
+            softmax_backward_rows(w, b, i);
         }
         multiply_columns(at(w->dv, b.key, 0), w->p, w->dy, b, s.padded_D, true);
         multiply_columns(at(w->dk, b.key, 0), w->ds, w->q, b, s.padded_D, true);
         multiply_rows(w->out, w->ds, at(w->k, b.key, 0), b, s.padded_D, b.key > 0);
     }
-    unpack(h.dq + query * C, C, w->out, count, s.D, 1.0f / sqrtf((float)s.D));
+    unpack(h.dq + query * C, C, w->out, count, s.D, 1.0f / sqrtf((float)s.D), NULL);
 }
 
 static void load_keys(struct work *w, struct shape s, const float *k, const float *v) {
@@ -515,8 +555,8 @@ void ops_attention_backward(struct tensor dq, struct tensor dk, struct tensor dv
                 backward_queries(&w, s, h, t, smaller(QUERIES, T - t));
             }
         }
-        unpack(f32(dk) + kv_offset, k.cols, w.dk, T, D, 1.0f);
-        unpack(f32(dv) + kv_offset, v.cols, w.dv, T, D, 1.0f);
+        unpack(f32(dk) + kv_offset, k.cols, w.dk, T, D, 1.0f, NULL);
+        unpack(f32(dv) + kv_offset, v.cols, w.dv, T, D, 1.0f, NULL);
     }
     tensor_free(&space);
 }

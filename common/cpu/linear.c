@@ -2,32 +2,41 @@
 // each.
 #include "cpu.h"
 #include "ops.h"
+#include "vector.h"
 
 enum {
     PANEL_COLS = 1024, // columns of w^T that are made at a time
-    TRANSPOSE_TILE = 32,
     BIAS_COLS = 64, // columns that one task adds up
-    DW_ROWS = 96, // rows of dw that one task makes
+    DW_ROWS = 64, // rows of dw that one task makes; of a small dw fewer, so that there are tasks
+    DW_ROWS_SMALL = 32,
+    DW_TERMS = 384, // rows of dy and x that it sums at a time
 };
 
 static void check_linear(struct tensor y, struct tensor x, struct tensor w) {
     CHECK(y.rows == x.rows && y.cols == w.rows && x.cols == w.cols);
 }
 
+// LANES rows of in^T: out (LANES, rows) from the columns [first, first + LANES) of in.
+static void transpose_columns(float *out, const float *in, size_t rows, size_t cols, size_t first) {
+    lanes square[LANES];
+    size_t count = cols - first < LANES ? cols - first : LANES;
+    for (size_t i = 0; i < rows; i += LANES) {
+        for (size_t l = 0; l < LANES; l++) {
+            bool inside = i + l < rows;
+            square[l] = inside ? lanes_load_part(in + (i + l) * cols + first, count) : (lanes){0};
+        }
+        lanes_transpose(square);
+        for (size_t l = 0; l < count; l++) {
+            lanes_store_part(out + l * rows + i, rows - i, square[l]);
+        }
+    }
+}
+
 // out (cols, rows) = in^T, where in is (rows, cols) and dense.
 static void transpose(float *out, const float *in, size_t rows, size_t cols) {
-    size_t row_tiles = pieces(rows, TRANSPOSE_TILE), col_tiles = pieces(cols, TRANSPOSE_TILE);
-#pragma omp parallel for collapse(2) schedule(static)
-    for (size_t ti = 0; ti < row_tiles; ti++) {
-        for (size_t tj = 0; tj < col_tiles; tj++) {
-            size_t i0 = ti * TRANSPOSE_TILE, ni = piece_length(rows, TRANSPOSE_TILE, ti);
-            size_t j0 = tj * TRANSPOSE_TILE, nj = piece_length(cols, TRANSPOSE_TILE, tj);
-            for (size_t j = j0; j < j0 + nj; j++) {
-                for (size_t i = i0; i < i0 + ni; i++) {
-                    out[j * rows + i] = in[i * cols + j];
-                }
-            }
-        }
+#pragma omp parallel for schedule(static)
+    for (size_t p = 0; p < pieces(cols, LANES); p++) {
+        transpose_columns(out + p * LANES * rows, in, rows, cols, p * LANES);
     }
 }
 
@@ -98,15 +107,25 @@ static void bias_gradient(float *dbias, const float *dy, size_t R, size_t N) {
     }
 }
 
+// All tasks take the same DW_TERMS rows of dy and x before the next ones: these stay in the cache,
+// while a task that summed over all rows would read them from memory. Loops with the same static
+// schedule give the same piece to the same thread, so that no barrier is needed between them.
 void ops_linear_dw(struct tensor dw, struct tensor dbias, struct tensor dy, struct tensor x) {
     check_linear(dy, x, dw);
     CHECK(!tensor_exists(dbias) || tensor_count(dbias) == dw.rows);
     size_t N = dw.rows, K = dw.cols, R = dy.rows;
-#pragma omp parallel for schedule(static)
-    for (size_t p = 0; p < pieces(N, DW_ROWS); p++) {
-        size_t rows = piece_length(N, DW_ROWS, p);
-        cpu_gemm(true, false, rows, K, R, f32(dy) + p * DW_ROWS, N, f32(x), K,
-                 f32(dw) + p * DW_ROWS * K, K, false);
+    size_t piece = N > 4 * DW_ROWS_SMALL ? DW_ROWS : DW_ROWS_SMALL;
+    if (R == 0) {
+        ops_zero(dw);
+    }
+#pragma omp parallel
+    for (size_t r = 0; r < R; r += DW_TERMS) {
+#pragma omp for schedule(static) nowait
+        for (size_t p = 0; p < pieces(N, piece); p++) {
+            cpu_gemm(true, false, piece_length(N, piece, p), K,
+                     piece_length(R, DW_TERMS, r / DW_TERMS), f32(dy) + r * N + p * piece, N,
+                     f32(x) + r * K, K, f32(dw) + p * piece * K, K, r > 0);
+        }
     }
     if (tensor_exists(dbias)) {
         bias_gradient(f32(dbias), f32(dy), R, N);

@@ -190,8 +190,8 @@ void ops_rope(struct tensor x, struct tensor table, bool inverse) {
 // ---- gated activation --------------------------------------------------------------------------
 
 // 1 / (1 + exp(-a))
-static inline float sigmoid(float a) {
-    return 1.0f / (1.0f + vector_exp(-a));
+static inline lanes sigmoid(lanes a) {
+    return 1.0f / (1.0f + lanes_exp(-a));
 }
 
 void ops_swiglu(struct tensor y, struct tensor gate, struct tensor up) {
@@ -199,18 +199,16 @@ void ops_swiglu(struct tensor y, struct tensor gate, struct tensor up) {
     CHECK(tensor_count(gate) == count && tensor_count(up) == count);
 #pragma omp parallel for schedule(static)
     for (size_t p = 0; p < pieces(count, PIECE_COUNT); p++) {
-        size_t first = p * PIECE_COUNT, n = piece_length(count, PIECE_COUNT, p);
-        float *restrict out = f32(y) + first;
-        const float *restrict g = f32(gate) + first, *restrict u = f32(up) + first;
-        for (size_t i = 0; i < n; i++) {
-            out[i] = g[i] * sigmoid(g[i]) * u[i];
+        size_t end = p * PIECE_COUNT + piece_length(count, PIECE_COUNT, p);
+        for (size_t i = p * PIECE_COUNT; i < end; i += LANES) {
+            lanes g = lanes_load_part(f32(gate) + i, end - i);
+            lanes u = lanes_load_part(f32(up) + i, end - i);
+            lanes_store_part(f32(y) + i, end - i, g * sigmoid(g) * u);
         }
     }
 }
 
-// d silu(a) / da = s (1 + a (1 - s)) with s = sigmoid(a). Outputs may be the inputs' memory,
-// element by element, which `restrict` would deny: hence the promise that iterations are
-// independent.
+// d silu(a) / da = s (1 + a (1 - s)) with s = sigmoid(a).
 void ops_swiglu_backward(struct tensor dgate, struct tensor dup, struct tensor dy,
                          struct tensor gate, struct tensor up) {
     size_t count = tensor_count(dy);
@@ -218,15 +216,13 @@ void ops_swiglu_backward(struct tensor dgate, struct tensor dup, struct tensor d
     CHECK(tensor_count(dgate) == count && tensor_count(dup) == count);
 #pragma omp parallel for schedule(static)
     for (size_t p = 0; p < pieces(count, PIECE_COUNT); p++) {
-        size_t first = p * PIECE_COUNT, n = piece_length(count, PIECE_COUNT, p);
-        float *dg = f32(dgate) + first, *du = f32(dup) + first;
-        const float *g = f32(gate) + first, *u = f32(up) + first, *d = f32(dy) + first;
-#pragma omp simd
-        for (size_t i = 0; i < n; i++) {
-            float gi = g[i], ui = u[i], di = d[i];
-            float s = sigmoid(gi);
-            du[i] = di * gi * s;
-            dg[i] = di * ui * s * (1.0f + gi * (1.0f - s));
+        size_t end = p * PIECE_COUNT + piece_length(count, PIECE_COUNT, p);
+        for (size_t i = p * PIECE_COUNT; i < end; i += LANES) {
+            lanes g = lanes_load_part(f32(gate) + i, end - i);
+            lanes u = lanes_load_part(f32(up) + i, end - i);
+            lanes d = lanes_load_part(f32(dy) + i, end - i), s = sigmoid(g);
+            lanes_store_part(f32(dup) + i, end - i, d * g * s);
+            lanes_store_part(f32(dgate) + i, end - i, d * u * s * (1.0f + g * (1.0f - s)));
         }
     }
 }

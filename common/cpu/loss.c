@@ -3,6 +3,7 @@
 #include "ops.h"
 #include "vector.h"
 #include <math.h>
+#include <string.h>
 
 // How many of this rank's n columns are inside the whole.
 static size_t real_columns(size_t n, size_t first_col, size_t whole) {
@@ -32,19 +33,14 @@ void ops_row_max(struct tensor max, struct tensor logits, size_t first_col, size
     }
 }
 
-// sum of exp(x - max) over x (count), in LANES sums.
+// sum of exp(x - max) over x (count).
 static float exp_sum(const float *x, size_t count, float max) {
-    float sums[LANES] = {0}, total = 0;
-    size_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        for (size_t l = 0; l < LANES; l++) {
-            sums[l] += vector_exp(x[i + l] - max);
-        }
+    lanes sum = {0};
+    for (size_t i = 0; i < count; i += LANES) {
+        lanes part = lanes_exp(lanes_load_part(x + i, count - i) - max);
+        sum += count - i >= LANES ? part : lanes_select(lanes_below(count - i), part, (lanes){0});
     }
-    for (; i < count; i++) {
-        total += vector_exp(x[i] - max);
-    }
-    return total + lanes_sum(lanes_load(sums));
+    return lanes_sum(sum);
 }
 
 void ops_row_exp_sum(struct tensor sum, struct tensor target_logit, struct tensor logits,
@@ -91,9 +87,12 @@ void ops_cross_entropy_backward(struct tensor logits, struct tensor max, struct 
             ptrdiff_t t = target_column(i32(targets), r, first_col, cols, whole);
             bool counts = i32(targets)[r] >= 0;
             float row_max = f32(max)[r], factor = scale / f32(sum)[r];
-            for (size_t j = 0; j < n; j++) {
-                row[j] = counts && j < cols ? vector_exp(row[j] - row_max) * factor : 0.0f;
+            for (size_t j = 0; counts && j < cols; j += LANES) {
+                lanes x = lanes_exp(lanes_load_part(row + j, cols - j) - row_max) * factor;
+                lanes_store_part(row + j, cols - j, x);
             }
+            size_t first_zero = counts ? cols : 0;
+            memset(row + first_zero, 0, (n - first_zero) * sizeof *row);
             if (t >= 0) {
                 row[t] -= scale;
             }

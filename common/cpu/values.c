@@ -42,7 +42,7 @@ void ops_scale(struct tensor y, float factor) {
 
 // ---- casts -------------------------------------------------------------------------------------
 // Between f32 and each other type, a piece at a time. All round to nearest, ties to even. NaN stays
-// NaN: the upper bits of its payload are kept and it becomes quiet.
+// NaN; cast to 16 bits it keeps the upper bits of its payload and becomes quiet.
 
 static uint32_t bits_of(float x) {
     uint32_t bits;
@@ -89,7 +89,6 @@ static float from_f16(uint16_t h) {
     uint32_t small = bits_of((float)(int32_t)size * 0x1p-24f);
     uint32_t bits = size < 0x400 ? small : normal;
     bits = size >= 0x7c00 ? (0x7f800000 | (size & 0x3ff) << 13) : bits;
-    bits = size > 0x7c00 ? bits | 0x00400000 : bits;
     return from_bits(sign | bits);
 }
 

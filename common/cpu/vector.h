@@ -38,6 +38,14 @@ static inline void lanes_store(float *p, lanes v) {
     *(lanes_in_memory *)p = v;
 }
 
+/** @brief The lanes below @p count. */
+static inline lanes_mask lanes_below(size_t count) {
+    static const int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    lanes_mask lane;
+    memcpy(&lane, numbers, sizeof lane);
+    return lane < (int32_t)count;
+}
+
 /** @brief The first @p count floats at p, all lanes at most; zeros follow. */
 static inline lanes lanes_load_part(const float *p, size_t count) {
     if (count >= LANES) {
@@ -81,13 +89,17 @@ static inline lanes lanes_select(lanes_mask mask, lanes a, lanes b) {
     return (lanes)(((lanes_mask)a & mask) | ((lanes_mask)b & ~mask));
 }
 
+/** @brief The larger of a and b in each lane; b where one is NaN. */
+static inline lanes lanes_larger(lanes a, lanes b) {
+    return lanes_select(a > b, a, b);
+}
+
 /** @brief The largest of x (count); -infinity if there is none. A NaN may be passed over. */
 static inline float vector_max(const float *x, size_t count) {
     lanes high = lanes_all(-INFINITY);
     size_t i = 0;
     for (; i + LANES <= count; i += LANES) {
-        lanes v = lanes_load(x + i);
-        high = lanes_select(v > high, v, high);
+        high = lanes_larger(lanes_load(x + i), high);
     }
     float all[LANES], max = -INFINITY;
     lanes_store(all, high);
@@ -115,6 +127,74 @@ static inline float vector_dot(const float *a, const float *b, size_t count) {
         total += a[i] * b[i];
     }
     return total;
+}
+
+// Which lanes of a and b (numbered after a's) form the low and the high half of their exchange.
+#define EXCHANGE_LOW(j, step) (((j) & (step)) != 0 ? LANES + (j) - (step) : (j))
+#define EXCHANGE_HIGH(j, step) (((j) & (step)) != 0 ? LANES + (j) : (j) + (step))
+#define FOUR_LANES(f, j, step) f(j, step), f((j) + 1, step), f((j) + 2, step), f((j) + 3, step)
+#if VECTOR_BYTES == 64
+#define ALL_LANES(f, step)                                                                         \
+    FOUR_LANES(f, 0, step), FOUR_LANES(f, 4, step), FOUR_LANES(f, 8, step), FOUR_LANES(f, 12, step)
+#elif VECTOR_BYTES == 32
+#define ALL_LANES(f, step) FOUR_LANES(f, 0, step), FOUR_LANES(f, 4, step)
+#else
+#define ALL_LANES(f, step) FOUR_LANES(f, 0, step)
+#endif
+#define EXCHANGE(a, b, step)                                                                       \
+    do {                                                                                           \
+        lanes low = __builtin_shufflevector(a, b, ALL_LANES(EXCHANGE_LOW, (step) % LANES));        \
+        b = __builtin_shufflevector(a, b, ALL_LANES(EXCHANGE_HIGH, (step) % LANES));               \
+        a = low;                                                                                   \
+    } while (0)
+
+/**
+ * @brief Transposes a square, in registers.
+ *
+ * Rows `step` apart exchange a's lanes that have the bit `step` in their number with b's that have
+ * not; once for each bit.
+ */
+static inline __attribute__((always_inline)) void lanes_transpose(lanes square[LANES]) {
+#pragma GCC unroll 4
+    for (int step = 1; step < LANES; step *= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            lanes *a = &square[i], *b = &square[(i + step) % LANES];
+            if ((i & step) != 0) {
+                continue;
+            } else if (step == 1) {
+                EXCHANGE(*a, *b, 1);
+            } else if (step == 2) {
+                EXCHANGE(*a, *b, 2);
+            } else if (step == 4) {
+                EXCHANGE(*a, *b, 4);
+            } else {
+                EXCHANGE(*a, *b, 8);
+            }
+        }
+    }
+}
+
+/** @brief Lane i of the result is the sum of v[i]'s lanes, in halves. Uses up v. */
+static inline lanes lanes_sum_each(lanes v[LANES]) {
+    lanes_transpose(v);
+    for (int n = LANES / 2; n > 0; n /= 2) {
+        for (int i = 0; i < n; i++) {
+            v[i] += v[i + n];
+        }
+    }
+    return v[0];
+}
+
+/** @brief Lane i of the result is the largest of v[i]'s lanes. Uses up v. */
+static inline lanes lanes_max_each(lanes v[LANES]) {
+    lanes_transpose(v);
+    for (int n = LANES / 2; n > 0; n /= 2) {
+        for (int i = 0; i < n; i++) {
+            v[i] = lanes_larger(v[i], v[i + n]);
+        }
+    }
+    return v[0];
 }
 
 /**

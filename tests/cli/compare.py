@@ -4,6 +4,7 @@ library.
     compare.py steps A B BOUND      losses and norms of two dumps, relative (0: the same bits)
     compare.py tensors A B BOUND    norm of the difference of each tensor, relative (0: same bits)
     compare.py dtypes FILE NAME     every tensor of the file has this dtype
+    compare.py shape FILE NAME N…   the tensor has this shape and no NaN, no infinity
     compare.py json FILE [KEY…]     every line is a JSON object; those of steps have the keys
     compare.py column FILE KEY      prints the values of a key, one a line
     compare.py sum FILE FIRST LAST  prints the samples of the steps FIRST … LAST
@@ -137,6 +138,10 @@ def main(what, *args):
     if what == "dtypes":
         found = {entry[0] for entry in read_safetensors(args[0])[0].values()}
         return None if found == {args[1]} else "dtypes %s" % found
+    if what == "shape":
+        dtype, shape, raw = read_safetensors(args[0])[0].get(args[1], (None, None, b""))
+        finite = all(math.isfinite(x) for x in array.array("f", raw))
+        return None if shape == [int(n) for n in args[2:]] and finite else "%s %s" % (dtype, shape)
     if what == "json":
         return check_json(args[0], args[1:])
     if what == "column":

@@ -4,6 +4,7 @@
 # forgotten here.
 source "$(dirname "$0")/lib.sh"
 
+LIMIT=10
 make_text ../text 1000
 make_images n10 10 && mv n10 ..
 make_text ../short 40
@@ -37,6 +38,7 @@ COMMON='
 --log           | string | | new |
 --dump          | string | | new |
 --memory        | string | | new |
+--logits        | string | | new |
 '
 LLAMA_FLAGS='
 --steps       | int    | 2400 | 0 1 1000000000000 | -1 1000000000001
@@ -68,6 +70,13 @@ MNIST_FLAGS='
 '
 MNIST_DEFAULTS='--optimizer adadelta; --schedule step; --lr 1; --warmup 0; --gamma 0.7;
 --weight-decay 0; --clip 0; --epochs 5'
+
+nothing_left() {
+    if ! is_empty_here; then
+        fault "something was left behind: $(ls -A | tr '\n' ' ')"
+        rm -rf ./*
+    fi
+}
 
 # ---- the help ----------------------------------------------------------------------------------
 
@@ -206,7 +215,7 @@ test_flags() {
         test_taken "$program" "$flag" "$values"
         test_refused "$program" "$flag" "$kind_of_value" "$outside"
         test_twice "$program" "$flag" "$kind_of_value" "$values"
-        is_empty_here || fault "something was left behind: $(ls -A)"
+        nothing_left
         end
     done <<<"$table"
 }
@@ -239,7 +248,7 @@ test_words() {
     refuses 'unknown flag' "$program" "--$(printf 'a%.0s' {1..3000})"
     refuses 'found "%s%n%d"' "$program" --batch %s%n%d
     refuses 'found "\?\[31mred' "$program" --batch $'\e[31mred\nx'
-    is_empty_here || fault "something was left behind: $(ls -A)"
+    nothing_left
     end
 }
 
@@ -257,12 +266,16 @@ test_combinations() {
     refuses '--(save|dump)' "$program" "${all[@]}" --save a --dump a
     refuses '--(save|log)' "$program" "${all[@]}" --save b --log b/log
     refuses '--(save|memory)' "$program" "${all[@]}" --save c --memory c/memory
-    refuses '--(log|memory)' "$program" "${all[@]}" --log d --memory d
-    is_empty_here || fault "something was left behind: $(ls -A)"
-    rm -rf a b c d
+    refuses '--(save|logits)' "$program" "${all[@]}" --save d --logits d/logits
+    refuses '--(log|memory)' "$program" "${all[@]}" --log e --memory e
+    refuses '--(logits|memory)' "$program" "${all[@]}" --memory e --logits e
+    refuses '--(log|dump)' "$program" "${all[@]}" --log e/steps.txt --dump e
+    nothing_left
     refuses '--log' "$program" "${all[@]}" --log .
     refuses '--memory' "$program" "${all[@]}" --memory .
-    is_empty_here || fault "something was left behind: $(ls -A)"
+    refuses '--logits' "$program" "${all[@]}" --logits .
+    refuses '--log' "$program" "${all[@]}" --log new/
+    nothing_left
     end
 }
 
@@ -288,7 +301,7 @@ test_llama_sizes() {
         "$LLAMA" "${all[@]:2}" --data ../bytes --vocab 128 --seq 8
     works "$LLAMA" "${all[@]:2}" --data ../bytes --vocab 129 --seq 8
     refuses '../text: byte 0 .*--vocab 1 ' "$LLAMA" "${all[@]}" --vocab 1
-    is_empty_here || fault "something was left behind: $(ls -A)"
+    nothing_left
     end
 }
 

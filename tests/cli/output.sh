@@ -124,6 +124,18 @@ expect "only ASCII" eval "! grep -qP '[^\\x20-\\x7e\\n]' ../out"
 rm noise
 end
 
+begin "--logits writes the logits of the first validation sample of the trained model"
+works "${llama[@]}" --logits one --dump dump
+vary --threads 2 "${llama[@]}"
+works "${line[@]}" --logits two --eval-every 3
+expect "the same bits with 2 threads" cmp one two
+expect "16 positions of 256 logits" compare shape one logits 16 256
+expect "numbers in F32" grep -qa '"logits":{"dtype":"F32"\|"logits": {"dtype": "F32"' one
+works "${mnist[@]}" --logits three
+expect "10 classes" compare shape three logits 1 10
+rm -r one two three dump
+end
+
 begin "the first step comes soon after the start"
 start=$(date +%s%N)
 first=

@@ -5,7 +5,7 @@
 enum { WORDS_MAX = 16 };
 
 static struct {
-    int64_t batch, tp, offset, big;
+    int64_t batch, tp, offset, big, seed;
     double lr, x;
     const char *data, *optimizer;
     bool overlap, resume;
@@ -25,6 +25,7 @@ static const struct arg CHAPTER[] = {
     {"--tp", ARG_INT, &v.tp, 1, 1024, .group = "Mesh", .help = "ranks in a tensor-parallel group"},
     {"--offset", ARG_INT, &v.offset, .help = "no bounds"},
     {"--big", ARG_INT, &v.big, 5, 0, .help = "at least 5", .absent = "by --size"},
+    {"--seed", ARG_INT, &v.seed, 0, 9007199254740992, .help = "up to 2^53"},
     {"--overlap", ARG_FLAG, &v.overlap, .help = "on by default"},
     {"--resume", ARG_FLAG, &v.resume, .group = "Training", .help = "off by default"},
     {0},
@@ -172,6 +173,8 @@ static void test_ranges(void **state) {
     REFUSED("--batch 65537 is out of range; expected 1 to 65536", "--batch", "65537");
     REFUSED("--offset 9223372036854775808 is out of range", "--offset", "9223372036854775808");
     REFUSED("--big 4 is out of range; expected at least 5", "--big", "4");
+    REFUSED("--seed 9007199254740993 is out of range; expected 0 to 9007199254740992", "--seed",
+            "9007199254740993");
     REFUSED("--lr 11 is out of range; expected 0 to 10", "--lr", "11");
     REFUSED("--lr -1e-9 is out of range; expected 0 to 10", "--lr=-1e-9");
     REFUSED("--x 1e999 is out of range; expected a number that a double can hold", "--x", "1e999");
@@ -200,6 +203,7 @@ static const char HELP[] =
     "  --tp N                    ranks in a tensor-parallel group (default: 1)\n"
     "  --offset N                no bounds (default: 0)\n"
     "  --big N                   at least 5 (default: by --size)\n"
+    "  --seed N                  up to 2^53 (default: 0)\n"
     "  --overlap                 on by default (default: on)\n"
     "\n"
     "Help\n"

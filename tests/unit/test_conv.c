@@ -197,6 +197,7 @@ static void test_definition(void **state) {
     check_definition((struct conv){16, 48, 5, 6, 1}, 2);
     check_definition((struct conv){16, 48, 8, 33, 3}, 17);
     check_definition((struct conv){48, 16, 21, 4, 3}, 9);
+    check_definition((struct conv){16, 16, 29, 34, 3}, 2);
     check_definition((struct conv){3, 5, 8, 7, 3}, 19);
     check_definition((struct conv){1, 5, 6, 6, 3}, 40);
 }

@@ -64,27 +64,33 @@ static void test_mask_by_place(void **state) {
     }
 }
 
-// With p = 2^-32 * k exactly the words below k are dropped: p that is a word itself is the edge.
+// The first word of the stream that ends in these 8 bits.
+static uint32_t word_ending_in(uint32_t bits) {
+    uint64_t i = 0;
+    while ((random_word(KEY, i) & 0xff) != bits) {
+        i++;
+    }
+    return random_word(KEY, i);
+}
+
+// With p = k / 2^32 exactly, the words below k are dropped: a word that is k is not, one that is
+// k - 1 is. p is a float, so k has no more than 24 bits before its zeros.
 static void test_edge_of_rate(void **state) {
     (void)state;
     enum { COUNT = 4096 };
-    float *ones = malloc(COUNT * sizeof *ones);
-    uint32_t word = 0;
-    for (size_t i = 0; i < COUNT; i++) {
-        ones[i] = 1.0f;
-        // A word with no more than 24 significant bits, so that p is exact.
-        word = random_word(KEY, i) % 256 == 0 ? random_word(KEY, i) : word;
-    }
-    assert_true(word != 0);
-    struct tensor x = test_floats(1, COUNT, ones);
+    const uint32_t limits[] = {word_ending_in(0), word_ending_in(0xff) + 1};
+    struct tensor x = test_tensor(1, COUNT, DTYPE_F32);
     struct tensor y = test_tensor(1, COUNT, DTYPE_F32);
-    ops_dropout(y, x, (float)(word / 4294967296.0), KEY, (struct place){0, 0, 1, COUNT});
-    float *got = test_host(y);
-    for (size_t i = 0; i < COUNT; i++) {
-        assert_int_equal(got[i] == 0.0f, random_word(KEY, i) < word);
+    ops_fill(x, 1.0f);
+    for (int k = 0; k < 2; k++) {
+        float p = (float)(limits[k] / 4294967296.0);
+        ops_dropout(y, x, p, KEY, (struct place){0, 0, 1, COUNT});
+        float *got = test_host(y);
+        for (size_t i = 0; i < COUNT; i++) {
+            assert_int_equal(got[i] == 0.0f, random_word(KEY, i) < limits[k]);
+        }
+        free(got);
     }
-    free(got);
-    free(ones);
     test_free(&x);
     test_free(&y);
 }

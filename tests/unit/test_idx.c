@@ -391,6 +391,27 @@ static void test_missing(void **state) {
     assert_folder_refused(PARTS("train-labels-idx1-ubyte: is a folder; expected a file"));
 }
 
+static void unprivileged_body(void *argument) {
+    if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0) {
+        exit(3);
+    }
+    open_body(argument);
+}
+
+static void test_locked(void **state) {
+    (void)state;
+    write_images("train-images-idx3-ubyte", 3, false);
+    write_labels("train-labels-idx1-ubyte", "\0\11\1", 3);
+    assert_int_equal(chmod(scratch_folder, 0), 0);
+    struct child child = child_run(unprivileged_body, scratch_folder);
+    assert_user_error(&child, PARTS("train-images-idx3-ubyte: Permission denied"));
+    assert_int_equal(chmod(scratch_folder, 0755), 0);
+    assert_int_equal(chmod(scratch_path("train-labels-idx1-ubyte"), 0), 0);
+    child = child_run(unprivileged_body, scratch_folder);
+    assert_user_error(&child,
+                      PARTS("train-labels-idx1-ubyte: cannot be opened: Permission denied"));
+}
+
 static void test_counts_differ(void **state) {
     (void)state;
     write_images("train-images-idx3-ubyte", 3, false);
@@ -441,6 +462,7 @@ int main(void) {
         cmocka_unit_test(test_many_items),
         scratch_test(test_folder),
         scratch_test(test_missing),
+        scratch_test(test_locked),
         scratch_test(test_counts_differ),
         scratch_test(test_bad_label),
         scratch_test(test_broken_file_is_named),
