@@ -465,7 +465,7 @@ static bool save(struct trainer *t) {
     return t->o->save == NULL || checkpoint_save(&t->checkpoint, t->step);
 }
 
-// Trains to the end of this run; false if its last checkpoint could not be saved.
+// Trains to the end of this run; false if what it leaves could not be written.
 static bool train(struct trainer *t) {
     int64_t begin = t->step;
     int64_t end = t->steps;
@@ -494,8 +494,8 @@ static bool train(struct trainer *t) {
     if (stop_requested()) {
         log_line(t->log, "stopped", "after step %ld, by a signal", (long)t->step);
     }
-    dump_values(&t->checkpoint, "final", VALUES_PARAM);
-    return save(t);
+    bool dumped = dump_values(&t->checkpoint, "final", VALUES_PARAM);
+    return save(t) && dumped;
 }
 
 int main(int argc, char **argv) {

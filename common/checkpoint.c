@@ -13,7 +13,7 @@
 
 enum {
     PATH_SIZE = 4096,
-    TEXT_SIZE = 512,
+    TEXT_SIZE = ERROR_TEXT_SIZE,
 };
 
 struct values_file {
@@ -149,13 +149,13 @@ static void write_config(const struct checkpoint *c, const char *dir, char *erro
     path_join(path, dir, "config.json");
     FILE *file = fopen(path, "w");
     if (file == NULL) {
-        snprintf(error, size, "%.400s: %s", path, strerror(errno));
+        error_text(error, size, "%s: %s", path, strerror(errno));
         return;
     }
     model_write_config(c->model, file);
     bool failed = ferror(file) != 0;
     if (fclose(file) != 0 || failed) {
-        snprintf(error, size, "%.400s: %s", path, strerror(errno));
+        error_text(error, size, "%s: %s", path, strerror(errno));
     }
 }
 
@@ -380,9 +380,70 @@ static struct safetensors *open_or_end(const char *dir, const char *name, char *
     return file;
 }
 
+// The text after "key": in a config.json, or NULL.
+static const char *config_value(const char *json, const char *key) {
+    char quoted[80];
+    snprintf(quoted, sizeof quoted, "\"%s\":", key);
+    const char *at = strstr(json, quoted);
+    return at != NULL ? at + strlen(quoted) : NULL;
+}
+
+// The beginning of a small file as a string, or NULL; free() it.
+static char *read_small(const char *path) {
+    enum { MAX = 1 << 16 };
+    char error[TEXT_SIZE];
+    FILE *file = files_open(path, NULL, error, sizeof error);
+    if (file == NULL) {
+        return NULL;
+    }
+    char *text = calloc(MAX + 1, 1);
+    CHECK(text != NULL);
+    size_t got = fread(text, 1, MAX, file);
+    text[got] = '\0';
+    fclose(file);
+    return text;
+}
+
+// Ends unless a key has the same value in both texts, or is missing in theirs.
+static void same_value(const char *path, const char *key, const char *ours, const char *theirs) {
+    const char *a = config_value(ours, key), *b = config_value(theirs, key);
+    char our[40] = "", their[40] = "";
+    if (a == NULL || b == NULL) {
+        return;
+    }
+    CHECK(sscanf(a, " %39[^,}\n]", our) == 1);
+    bool number = our[0] != '"';
+    bool same = sscanf(b, " %39[^,}\n]", their) == 1 &&
+                (number ? strtod(our, NULL) == strtod(their, NULL) : strcmp(our, their) == 0);
+    if (!same) {
+        error_user("%s: %s is %s there and %s in this run; give the sizes that the checkpoint was "
+                   "made with",
+                   path, key, their, our);
+    }
+}
+
+// Sizes that no shape shows, such as the number of heads, change what the same weights compute.
+static void check_config(const struct checkpoint *c, const char *dir) {
+    static const char *const keys[] = {
+        "model_type", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_theta",
+    };
+    char path[PATH_SIZE], ours[4096] = "";
+    path_join(path, dir, "config.json");
+    char *theirs = read_small(path);
+    FILE *file = fmemopen(ours, sizeof ours - 1, "w");
+    CHECK(file != NULL);
+    model_write_config(c->model, file);
+    CHECK(fclose(file) == 0);
+    for (size_t i = 0; theirs != NULL && i < sizeof keys / sizeof keys[0]; i++) {
+        same_value(path, keys[i], ours, theirs);
+    }
+    free(theirs);
+}
+
 static void load_model(const struct checkpoint *c, const char *dir) {
     char path[PATH_SIZE];
     struct safetensors *file = open_or_end(dir, "model.safetensors", path);
+    check_config(c, dir);
     refuse_strangers(c, file, path);
     load_values(c, file, path, VALUES_PARAM);
     safetensors_close(file);
@@ -414,7 +475,8 @@ static int64_t load_training(const struct checkpoint *c, const char *dir) {
               "give the same --optimizer, or --load the weights alone");
     same_fact(file, path, "seed", f.seed, "give the same --seed, or --load the weights alone");
     same_fact(file, path, "batch", f.batch, "give the same --batch, or --load the weights alone");
-    same_fact(file, path, "data", f.data, "give the same --data, or --load the weights alone");
+    same_fact(file, path, "data", f.data,
+              "give the same --data and --seq, or --load the weights alone");
     const char *text = fact(file, path, "step");
     char *end;
     errno = 0;
@@ -429,15 +491,28 @@ static int64_t load_training(const struct checkpoint *c, const char *dir) {
     return step;
 }
 
+// The number of the folder, 0 if there is none.
+static uint64_t folder_number(const char *dir) {
+    struct stat s;
+    return stat(dir, &s) == 0 ? (uint64_t)s.st_ino : 0;
+}
+
 int64_t checkpoint_load(const struct checkpoint *c) {
+    const char *dir = c->options->resume;
     if (c->options->load != NULL) {
         load_model(c, c->options->load);
     }
-    if (c->options->resume != NULL) {
-        load_model(c, c->options->resume);
-        return load_training(c, c->options->resume);
+    if (dir == NULL) {
+        return 0;
     }
-    return 0;
+    int64_t step;
+    uint64_t folder;
+    do { // again if another job replaced the folder in between: the two files belong together
+        folder = folder_number(dir);
+        load_model(c, dir);
+        step = load_training(c, dir);
+    } while (folder_number(dir) != folder);
+    return step;
 }
 
 // ---- checks and dumps --------------------------------------------------------------------------
@@ -466,9 +541,74 @@ static void check_file(const char *flag, const char *path) {
     files_write_abandon(w);
 }
 
+// The path with links followed as far as it exists, and without slashes at the end.
+static void path_resolve(char *out, const char *path) {
+    char whole[PATH_SIZE], head[PATH_SIZE];
+    CHECK(snprintf(whole, sizeof whole, "%s", path) < PATH_SIZE);
+    size_t length = strlen(whole);
+    while (length > 1 && whole[length - 1] == '/') {
+        whole[--length] = '\0';
+    }
+    char *found = realpath(whole, NULL);
+    if (found != NULL) {
+        CHECK(snprintf(out, PATH_SIZE, "%s", found) < PATH_SIZE);
+        free(found);
+        return;
+    }
+    char *slash = strrchr(whole, '/');
+    if (slash == NULL) {
+        path_resolve(head, ".");
+    } else if (slash == whole) {
+        head[0] = '\0';
+    } else {
+        *slash = '\0';
+        path_resolve(head, whole);
+    }
+    path_join(out, head, slash != NULL ? slash + 1 : whole);
+}
+
+struct output_place {
+    const char *flag;
+    const char *path; // or NULL
+    bool folder;
+};
+
+// Ends if b lies where a lies, or inside of it.
+static void check_apart(const struct output_place *a, const struct output_place *b) {
+    char x[PATH_SIZE], y[PATH_SIZE];
+    if (a->path == NULL || b->path == NULL) {
+        return;
+    }
+    path_resolve(x, a->path);
+    path_resolve(y, b->path);
+    size_t length = strlen(x);
+    bool same = strcmp(x, y) == 0 && strncmp(x, "/dev/", 5) != 0;
+    bool inside = a->folder && strncmp(x, y, length) == 0 && y[length] == '/';
+    if (same || inside) {
+        error_user("%s %s lies %s %s %s; give it a place of its own", b->flag, b->path,
+                   same ? "where" : "inside of", a->flag, a->path);
+    }
+}
+
+static void check_places(const struct options *o) {
+    const struct output_place places[] = {
+        {"--save", o->save, true},      {"--dump", o->dump, true},      {"--log", o->log, false},
+        {"--memory", o->memory, false}, {"--logits", o->logits, false},
+    };
+    size_t count = sizeof places / sizeof places[0];
+    for (size_t i = 0; i < count; i++) {
+        for (size_t j = 0; j < count; j++) {
+            if (i != j) {
+                check_apart(&places[i], &places[j]);
+            }
+        }
+    }
+}
+
 void checkpoint_check(const struct checkpoint *c) {
     char error[TEXT_SIZE];
     const struct options *o = c->options;
+    check_places(o);
     if (o->save != NULL && !files_folder_check(o->save, CHECKPOINT_FILES, error, sizeof error)) {
         error_user("--save: %s", error);
     }
@@ -480,39 +620,56 @@ void checkpoint_check(const struct checkpoint *c) {
     check_file("--logits", o->logits);
 }
 
-void dump_step(const struct checkpoint *c, bool first, int64_t step, double loss, double norm) {
-    if (c->options->dump == NULL || !c->writer) {
-        return;
+// A dump that cannot be written is a pity, and no reason to lose the training.
+static void dump_failed(const char *error) {
+    fprintf(stderr, "warning: the dump is not complete: %s\n", error);
+}
+
+static bool dump_folder(const struct checkpoint *c) {
+    char error[TEXT_SIZE];
+    if (mkdir(c->options->dump, 0777) == 0 || errno == EEXIST) {
+        return true;
     }
-    char path[PATH_SIZE];
-    if (first && mkdir(c->options->dump, 0777) != 0 && errno != EEXIST) {
-        error_fatal(__FILE__, __LINE__, "--dump %s: %s", c->options->dump, strerror(errno));
+    error_text(error, sizeof error, "%s: %s", c->options->dump, strerror(errno));
+    dump_failed(error);
+    return false;
+}
+
+bool dump_step(const struct checkpoint *c, bool first, int64_t step, double loss, double norm) {
+    if (c->options->dump == NULL || !c->writer) {
+        return true;
+    }
+    char path[PATH_SIZE], error[TEXT_SIZE];
+    if (first && !dump_folder(c)) {
+        return false;
     }
     path_join(path, c->options->dump, "steps.txt");
     FILE *file = fopen(path, first ? "w" : "a");
-    if (file == NULL || fprintf(file, "%" PRId64 " %a %a\n", step, loss, norm) < 0 ||
-        fclose(file) != 0) {
-        error_fatal(__FILE__, __LINE__, "%s: %s", path, strerror(errno));
+    bool written = file != NULL && fprintf(file, "%" PRId64 " %a %a\n", step, loss, norm) > 0;
+    if ((file != NULL && fclose(file) != 0) || !written) {
+        error_text(error, sizeof error, "%s: %s", path, strerror(errno));
+        dump_failed(error);
+        return false;
     }
+    return true;
 }
 
-void dump_values(const struct checkpoint *c, const char *name, enum values what) {
+bool dump_values(const struct checkpoint *c, const char *name, enum values what) {
     if (c->options->dump == NULL) {
-        return;
+        return true;
     }
     struct output out = {0};
     char path[PATH_SIZE], file[64];
     snprintf(file, sizeof file, "%s.safetensors", name);
     path_join(path, c->options->dump, file);
-    if (c->writer) {
-        if (mkdir(c->options->dump, 0777) != 0 && errno != EEXIST) {
-            error_fatal(__FILE__, __LINE__, "--dump %s: %s", c->options->dump, strerror(errno));
-        }
+    bool folder = !c->writer || dump_folder(c);
+    if (c->writer && folder) {
         output_begin(&out, c, path, &what, 1, NULL, 0);
     }
     output_values(&out, c, what);
     output_end(&out);
     if (out.error[0] != '\0') {
-        error_fatal(__FILE__, __LINE__, "%s", out.error);
+        dump_failed(out.error);
     }
+    return folder && out.error[0] == '\0';
 }

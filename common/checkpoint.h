@@ -80,12 +80,13 @@ bool checkpoint_save(const struct checkpoint *c, int64_t step);
  *
  * Local; on the writer only, and nothing without --dump.
  * @param first whether this is the run's first step
+ * @return false, after a warning, if it could not be written
  */
-void dump_step(const struct checkpoint *c, bool first, int64_t step, double loss, double norm);
+bool dump_step(const struct checkpoint *c, bool first, int64_t step, double loss, double norm);
 
 /** @brief Writes the values of all parameters to NAME.safetensors in the folder of --dump.
  * Collective over all ranks; nothing without --dump. */
-void dump_values(const struct checkpoint *c, const char *name, enum values what);
+bool dump_values(const struct checkpoint *c, const char *name, enum values what);
 
 #ifdef __cplusplus
 }

@@ -120,7 +120,7 @@ static uint64_t hash_bytes(uint64_t hash, const uint8_t *bytes, size_t count) {
 uint64_t data_hash(const struct data *d) {
     uint64_t hash = 0xcbf29ce484222325u;
     if (d->text) {
-        return hash_bytes(hash, d->bytes.bytes, d->bytes.count);
+        return hash_bytes(hash ^ d->window, d->bytes.bytes, d->bytes.count);
     }
     for (int part = 0; part < 2; part++) {
         const struct images *images = &d->images[part];

@@ -48,7 +48,7 @@ const char *data_path(const struct data *d);
 /** @brief What the header says of it: how many samples of what. Lives as long as d. */
 const char *data_description(const struct data *d);
 
-/** @brief A hash of all the data, so that a checkpoint or another rank can tell whether it has the
+/** @brief A hash of all samples, so that a checkpoint or another rank can tell whether it has the
  * same. */
 uint64_t data_hash(const struct data *d);
 

@@ -1,6 +1,7 @@
 #include "log.h"
 #include "error.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -22,7 +23,20 @@ struct log {
     struct timespec start;
 };
 
+// Where a standard stream was closed, the next file to be opened would get its number, and with it
+// what is meant for the stream.
+static void streams_reserve(void) {
+    int file = open("/dev/null", O_RDWR);
+    while (file >= 0 && file <= STDERR_FILENO) {
+        file = open("/dev/null", O_RDWR);
+    }
+    if (file > STDERR_FILENO) {
+        close(file);
+    }
+}
+
 struct log *log_open(struct log_config config) {
+    streams_reserve();
     struct log *log = calloc(1, sizeof *log);
     CHECK(log != NULL);
     log->config = config;
@@ -158,8 +172,8 @@ void log_text(struct log *log, const int32_t *text, size_t count) {
 
 static void step_line(struct log *log, const struct log_step *s, double per_second) {
     bar_hide(log);
-    printf("step %6lld  loss %8.4f  norm %8.3f  lr %.2e  %8.1f ms  %8.0f %s/s\n",
-           (long long)s->step, s->loss, s->grad_norm, s->lr, s->ms, per_second, log->config.item);
+    printf("step %6lld  loss %7.4f  norm %7.3f  lr %.2e %7.1f ms %7.0f %s/s\n", (long long)s->step,
+           s->loss, s->grad_norm, s->lr, s->ms, per_second, log->config.item);
     if (s->evaluated) {
         evaluation_line(log, s);
     }
