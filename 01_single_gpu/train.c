@@ -500,9 +500,9 @@ static bool train(struct trainer *t) {
 
 int main(int argc, char **argv) {
     struct trainer t = {0};
+    stop_init();
     trainer_init(&t, argc, argv);
     log_init(&t);
-    stop_init();
     bool saved = train(&t);
     if (t.o->sample > 0 && !stop_requested()) {
         sample(&t);

@@ -347,19 +347,30 @@ static void load_values(const struct checkpoint *c, const struct safetensors *fi
     }
 }
 
+// Whether a file's tensor is one of these kinds of values of this model.
+static bool known_name(const struct checkpoint *c, enum values first, int kinds,
+                       const char *found) {
+    for (int k = 0; k < kinds; k++) {
+        struct cursor cursor = cursor_begin(c);
+        const struct param *p;
+        while ((p = cursor_next(&cursor)) != NULL) {
+            char name[2 * PARAM_NAME_MAX];
+            tensor_name(c, (enum values)(first + k), p, name, sizeof name);
+            if (strcmp(found, name) == 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 // A tensor that this model does not have means another model, except for the table of angles that
 // old versions of transformers wrote.
 static void refuse_strangers(const struct checkpoint *c, const struct safetensors *file,
-                             const char *path) {
+                             const char *path, enum values first, int kinds) {
     for (size_t k = 0; k < safetensors_count(file); k++) {
         const char *name = safetensors_at(file, k)->name;
-        bool known = strstr(name, "rotary_emb.inv_freq") != NULL;
-        struct cursor cursor = cursor_begin(c);
-        const struct param *p;
-        while (!known && (p = cursor_next(&cursor)) != NULL) {
-            known = strcmp(name, p->name) == 0;
-        }
-        if (!known) {
+        if (strstr(name, "rotary_emb.inv_freq") == NULL && !known_name(c, first, kinds, name)) {
             error_user("%s: has the tensor %s, which this model has not; give the sizes that the "
                        "checkpoint was made with (its config.json has them)",
                        path, name);
@@ -444,7 +455,7 @@ static void load_model(const struct checkpoint *c, const char *dir) {
     char path[PATH_SIZE];
     struct safetensors *file = open_or_end(dir, "model.safetensors", path);
     check_config(c, dir);
-    refuse_strangers(c, file, path);
+    refuse_strangers(c, file, path, VALUES_PARAM, 1);
     load_values(c, file, path, VALUES_PARAM);
     safetensors_close(file);
 }
@@ -484,7 +495,9 @@ static int64_t load_training(const struct checkpoint *c, const char *dir) {
     if (errno != 0 || *end != '\0' || end == text || step < 0) {
         error_user("%s: its metadata has the step \"%.40s\"; expected a number", path, text);
     }
-    for (int k = 0; k < optimizer_states(c->options); k++) {
+    int states = optimizer_states(c->options);
+    refuse_strangers(c, file, path, VALUES_STATE, states);
+    for (int k = 0; k < states; k++) {
         load_values(c, file, path, (enum values)(VALUES_STATE + k));
     }
     safetensors_close(file);
@@ -531,7 +544,7 @@ static void check_file(const char *flag, const char *path) {
         return;
     }
     struct stat s;
-    if (stat(path, &s) == 0 && !S_ISREG(s.st_mode)) {
+    if (stat(path, &s) == 0 && !S_ISREG(s.st_mode) && !S_ISDIR(s.st_mode)) {
         return; // /dev/stdout, a pipe: opening it will tell
     }
     struct files_write *w = files_write_begin(path, error, sizeof error);

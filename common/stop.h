@@ -9,7 +9,7 @@ extern "C" {
 #endif
 
 /** @brief From now on SIGINT and SIGTERM are remembered; a second one ends the program at once.
- * Local. */
+ * Local; call it before anything that makes threads. */
 void stop_init(void);
 
 /** @brief Whether this process got such a signal. Local. */

@@ -73,6 +73,7 @@ static inline void output_line_back(lanes *v, int step) {
 // u (16, in, out), or (16, out, in) if out_first, from w (out, in*3*3).
 static void transform_weights(float *u, const float *w, struct conv c, bool out_first) {
     size_t matrix = c.in_channels * c.out_channels;
+#pragma omp parallel for schedule(static)
     for (size_t o = 0; o < c.out_channels; o++) {
         for (size_t i = 0; i < c.in_channels; i++) {
             const float *g = w + (o * c.in_channels + i) * TAPS;
@@ -97,6 +98,7 @@ static void transform_weights(float *u, const float *w, struct conv c, bool out_
 // w (out, in*3*3) from u (16, out, in).
 static void transform_weights_back(float *w, const float *u, struct conv c) {
     size_t matrix = c.in_channels * c.out_channels;
+#pragma omp parallel for schedule(static)
     for (size_t j = 0; j < matrix; j++) {
         float t[3][4];
         for (size_t k = 0; k < 4; k++) {
