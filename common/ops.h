@@ -304,11 +304,11 @@ void ops_sgd(struct tensor param, struct tensor grad, float scale, float lr, flo
 
 /** @brief What AdamW needs besides the tensors. */
 struct adamw {
-    float lr;
-    float beta1;
-    float beta2;
-    float eps;
-    float decay;
+    double lr;
+    double beta1;
+    double beta2;
+    double eps;
+    double decay;
     int64_t step; // 1 for the first step
 };
 

@@ -82,31 +82,31 @@ struct rows {
 static inline __attribute__((always_inline)) void tile(struct rows c, struct left a, struct rows b,
                                                        size_t terms, int vectors, bool add) {
     lanes sum[GROUP][TILE];
-#pragma GCC unroll 8
+    UNROLL
     for (int i = 0; i < GROUP; i++) {
-#pragma GCC unroll 3
+        UNROLL
         for (int v = 0; v < vectors; v++) {
             sum[i][v] = add ? lanes_load(c.data + (size_t)i * c.step + v * LANES) : (lanes){0};
         }
     }
     for (size_t k = 0; k < terms; k++) {
         lanes right[TILE];
-#pragma GCC unroll 3
+        UNROLL
         for (int v = 0; v < vectors; v++) {
             right[v] = lanes_load(b.data + k * b.step + v * LANES);
         }
-#pragma GCC unroll 8
+        UNROLL
         for (int i = 0; i < GROUP; i++) {
             lanes one = lanes_all(a.data[(size_t)i * a.row_step + k * a.term_step]);
-#pragma GCC unroll 3
+            UNROLL
             for (int v = 0; v < vectors; v++) {
                 sum[i][v] += one * right[v];
             }
         }
     }
-#pragma GCC unroll 8
+    UNROLL
     for (int i = 0; i < GROUP; i++) {
-#pragma GCC unroll 3
+        UNROLL
         for (int v = 0; v < vectors; v++) {
             lanes_store(c.data + (size_t)i * c.step + v * LANES, sum[i][v]);
         }
@@ -139,54 +139,6 @@ static struct rows at(struct rows r, size_t i, size_t j) {
     return (struct rows){r.data + i * r.step + j, r.step};
 }
 
-// ---- looking ahead -----------------------------------------------------------------------------
-
-enum {
-    AHEAD_PARTS = 8,
-    AHEAD_ROWS = 12, // asked for with each tile
-};
-
-// What the next block and the next task read and write. A head's rows are short and far apart, which
-// the processor's own prefetchers do not follow, and waiting for them took as long as half of the
-// arithmetic. So each tile first asks for a few of them.
-struct ahead {
-    struct {
-        const float *data;
-        size_t step;
-        size_t cols;
-    } part[AHEAD_PARTS];
-    size_t parts;
-    size_t rows;
-    size_t now;
-    size_t next;
-};
-
-// Adds rows [first, first + rows) of the cols columns that begin at data; past the end it is nothing.
-static void ahead_add(struct ahead *a, struct tensor t, size_t first_row, size_t first_col,
-                      size_t cols) {
-    if (first_row + a->rows <= t.rows) {
-        a->part[a->parts].data = f32(t) + first_row * t.cols + first_col;
-        a->part[a->parts].step = t.cols;
-        a->part[a->parts].cols = cols;
-        a->parts++;
-    }
-}
-
-static void ahead_some(struct ahead *a) {
-    for (int n = 0; n < AHEAD_ROWS && a->now < a->parts; n++) {
-        const float *row = a->part[a->now].data;
-        size_t cols = a->part[a->now].cols;
-        for (size_t d = 0; d < cols; d += 16) {
-            __builtin_prefetch(row + d, 0, 2);
-        }
-        a->part[a->now].data += a->part[a->now].step;
-        if (++a->next == a->rows) {
-            a->next = 0;
-            a->now++;
-        }
-    }
-}
-
 // ---- products over a block ---------------------------------------------------------------------
 
 // Queries [query, query + queries) against keys [key, key + keys).
@@ -206,12 +158,11 @@ static size_t width(struct block b, size_t i) {
 
 // s (queries, keys) = x (queries, D) yt (D, keys), where the diagonal allows.
 static void multiply_scores(struct rows s, struct rows x, struct rows yt, struct block b,
-                            size_t D, struct ahead *ahead) {
+                            size_t D) {
     for (size_t j = 0; j < b.keys; j += TILE * LANES) {
         for (size_t i = 0; i < b.queries; i += GROUP) {
             size_t w = width(b, i);
             if (w > j) {
-                ahead_some(ahead);
                 tile_plain(at(s, i, j), at(x, i, 0).data, x.step, at(yt, 0, j), D,
                            smaller((w - j) / LANES, TILE), false);
             }
@@ -222,11 +173,10 @@ static void multiply_scores(struct rows s, struct rows x, struct rows yt, struct
 // out (queries, padded D) = or += p (queries, keys) x (keys, padded D), over the keys that each
 // query sees.
 static void multiply_rows(struct rows out, struct rows p, struct rows x, struct block b,
-                          size_t padded_D, bool add, struct ahead *ahead) {
+                          size_t padded_D, bool add) {
     for (size_t d = 0; d < padded_D; d += TILE * LANES) {
         size_t vectors = smaller((padded_D - d) / LANES, TILE);
         for (size_t i = 0; i < b.queries; i += GROUP) {
-            ahead_some(ahead);
             tile_plain(at(out, i, d), at(p, i, 0).data, p.step, at(x, 0, d),
                        smaller(width(b, i), b.keys), vectors, add);
         }
@@ -236,13 +186,12 @@ static void multiply_rows(struct rows out, struct rows p, struct rows x, struct 
 // out (keys, padded D) = or += p^T (keys, queries) x (queries, padded D), over the queries that see
 // each key.
 static void multiply_columns(struct rows out, struct rows p, struct rows x, struct block b,
-                             size_t padded_D, bool add, struct ahead *ahead) {
+                             size_t padded_D, bool add) {
     for (size_t d = 0; d < padded_D; d += TILE * LANES) {
         size_t vectors = smaller((padded_D - d) / LANES, TILE);
         for (size_t j = 0; j < b.keys; j += GROUP) {
             size_t first = b.key + j > b.query ? b.key + j - b.query : 0;
             first = smaller(first, b.queries);
-            ahead_some(ahead);
             tile_transposed(at(out, j, d), at(p, first, j).data, p.step, at(x, first, d),
                             b.queries - first, vectors, add);
         }
@@ -251,10 +200,29 @@ static void multiply_columns(struct rows out, struct rows p, struct rows x, stru
 
 // ---- packing -----------------------------------------------------------------------------------
 
+enum {
+    AHEAD = 12, // rows between asking for one and using it
+    LINE = 16, // floats in a line of the cache
+};
+
+// A head's rows are short and far apart, which the processor's own prefetchers do not follow.
+static void prefetch_row(const float *x, size_t D) {
+    for (size_t d = 0; d < D; d += LINE) {
+        __builtin_prefetch(x + d);
+    }
+}
+
+static void prefetch_row_to_write(const float *x, size_t D) {
+    for (size_t d = 0; d < D; d += LINE) {
+        __builtin_prefetch(x + d, 1);
+    }
+}
+
 // out (count rounded up, padded D) = factor * x; padding 0.
 static void pack(struct rows out, const float *x, size_t x_step, size_t count, size_t D,
                  float factor) {
     for (size_t i = 0; i < count; i++) {
+        prefetch_row(x + smaller(i + AHEAD, count - 1) * x_step, D);
         for (size_t d = 0; d < D; d += LANES) {
             lanes_store(at(out, i, d).data, lanes_load_part(x + i * x_step + d, D - d) * factor);
         }
@@ -270,8 +238,9 @@ static void pack_transposed(struct rows out, const float *x, size_t x_step, size
     for (size_t i = 0; i < count; i += LANES) {
         for (size_t d = 0; d < D; d += LANES) {
             for (size_t l = 0; l < LANES; l++) {
-                const float *from = x + (i + l) * x_step + d;
-                square[l] = i + l < count ? lanes_load_part(from, D - d) : (lanes){0};
+                bool inside = i + l < count;
+                __builtin_prefetch(x + smaller(i + l + LANES, count - 1) * x_step + d);
+                square[l] = inside ? lanes_load_part(x + (i + l) * x_step + d, D - d) : (lanes){0};
             }
             lanes_transpose(square);
             for (size_t l = 0; l < smaller(LANES, D - d); l++) {
@@ -286,6 +255,7 @@ static void unpack(float *x, size_t x_step, struct rows in, size_t count, size_t
                    const float *factors) {
     for (size_t i = 0; i < count; i++) {
         float f = factors != NULL ? factors[i] : factor;
+        prefetch_row_to_write(x + smaller(i + AHEAD, count - 1) * x_step, D);
         for (size_t d = 0; d < D; d += LANES) {
             lanes_store_part(x + i * x_step + d, D - d, lanes_load(at(in, i, d).data) * f);
         }
@@ -308,7 +278,6 @@ struct work {
     struct rows ds; // (QUERIES, KEYS), backward only
     float *max; // (QUERIES) so far; in backward lse
     float *sum; // (QUERIES) so far; in backward delta
-    struct ahead ahead;
 };
 
 // A matrix from the buffer at *next, or only its size if *next is NULL.
@@ -324,7 +293,8 @@ static struct rows take(float **next, size_t *count, size_t rows, size_t step) {
 // Rows that are a power of two apart share few places in the cache: an odd number of lines spreads
 // them.
 static size_t odd_lines(size_t count) {
-    return round_up(count, 16) / 16 % 2 == 0 ? round_up(count, 16) + 16 : round_up(count, 16);
+    size_t lines = pieces(count, LINE);
+    return (lines % 2 == 0 ? lines + 1 : lines) * LINE;
 }
 
 // Lays the matrices out from `buffer` on; returns how many floats they take (buffer may be NULL).
@@ -347,7 +317,7 @@ static size_t lay_out(struct work *w, float *buffer, struct shape s, bool backwa
     w->p = take(&next, &count, QUERIES, block);
     w->max = take(&next, &count, QUERIES, 1).data;
     w->sum = take(&next, &count, QUERIES, 1).data;
-    return round_up(count, 16);
+    return round_up(count, LINE);
 }
 
 // ---- forward -----------------------------------------------------------------------------------
@@ -410,12 +380,11 @@ static void forward_queries(struct work *w, struct shape s, float *y, float *lse
     }
     for (b.key = 0; b.key < query + count; b.key += KEYS) {
         b.keys = smaller(KEYS, query + count - b.key);
-        multiply_scores(w->p, w->q, at(w->kt, 0, b.key), b, s.D, &w->ahead);
+        multiply_scores(w->p, w->q, at(w->kt, 0, b.key), b, s.D);
         for (size_t i = 0; i < b.queries; i += LANES) {
             softmax_rows(w, b, i, s.padded_D);
         }
-        multiply_rows(w->out, w->p, at(w->v, b.key, 0), b, s.padded_D, b.key > 0,
-                      &w->ahead);
+        multiply_rows(w->out, w->p, at(w->v, b.key, 0), b, s.padded_D, b.key > 0);
     }
     for (size_t i = 0; i < count; i++) {
         lse[i * s.heads] = w->max[i] + logf(w->sum[i]);
@@ -464,15 +433,7 @@ void ops_attention(struct tensor y, struct tensor lse, struct tensor q, struct t
         pack(w.v, f32(v) + kv_offset, v.cols, T, D, 1.0f);
         for (size_t h = kv_head * share; h < (kv_head + 1) * share; h++) {
             for (size_t t = 0; t < T; t += QUERIES) {
-                size_t offset = (first_row + t) * q.cols + h * D, next = first_row + t + QUERIES;
-                size_t next_head = t + QUERIES < T ? h : h + 1;
-                w.ahead = (struct ahead){.rows = smaller(QUERIES, T)};
-                next = t + QUERIES < T ? next : h + 1 < s.heads ? first_row : first_row + T;
-                ahead_add(&w.ahead, q, next, next_head % s.heads * D, D);
-                ahead_add(&w.ahead, y, next, next_head % s.heads * D, D);
-                size_t kv_row = (task + 1) / s.kv_heads * T + t;
-                ahead_add(&w.ahead, k, kv_row, (task + 1) % s.kv_heads * D, D);
-                ahead_add(&w.ahead, v, kv_row, (task + 1) % s.kv_heads * D, D);
+                size_t offset = (first_row + t) * q.cols + h * D;
                 forward_queries(&w, s, f32(y) + offset, f32(lse) + (first_row + t) * s.heads + h,
                                 f32(q) + offset, t, smaller(QUERIES, T - t));
             }
@@ -512,6 +473,7 @@ static void make_delta(struct work *w, const float *y, size_t y_step, size_t i, 
     lanes part[LANES];
     for (size_t l = 0; l < LANES; l++) {
         part[l] = (lanes){0};
+        prefetch_row(y + smaller(i + l + AHEAD, count - 1) * y_step, D);
         for (size_t d = 0; d < D && i + l < count; d += LANES) {
             lanes dy = lanes_load(at(w->dy, i + l, d).data);
             part[l] += dy * lanes_load_part(y + (i + l) * y_step + d, D - d);
@@ -541,15 +503,14 @@ static void backward_queries(struct work *w, struct shape s, struct head h, size
     load_queries(w, s, h, query, count);
     for (b.key = 0; b.key < query + count; b.key += KEYS) {
         b.keys = smaller(KEYS, query + count - b.key);
-        multiply_scores(w->p, w->q, at(w->kt, 0, b.key), b, s.D, &w->ahead);
-        multiply_scores(w->ds, w->dy, at(w->vt, 0, b.key), b, s.D, &w->ahead);
+        multiply_scores(w->p, w->q, at(w->kt, 0, b.key), b, s.D);
+        multiply_scores(w->ds, w->dy, at(w->vt, 0, b.key), b, s.D);
         for (size_t i = 0; i < b.queries; i += LANES) {
             softmax_backward_rows(w, b, i);
         }
-        multiply_columns(at(w->dv, b.key, 0), w->p, w->dy, b, s.padded_D, true, &w->ahead);
-        multiply_columns(at(w->dk, b.key, 0), w->ds, w->q, b, s.padded_D, true, &w->ahead);
-        multiply_rows(w->out, w->ds, at(w->k, b.key, 0), b, s.padded_D, b.key > 0,
-                      &w->ahead);
+        multiply_columns(at(w->dv, b.key, 0), w->p, w->dy, b, s.padded_D, true);
+        multiply_columns(at(w->dk, b.key, 0), w->ds, w->q, b, s.padded_D, true);
+        multiply_rows(w->out, w->ds, at(w->k, b.key, 0), b, s.padded_D, b.key > 0);
     }
     unpack(h.dq + query * C, C, w->out, count, s.D, 1.0f / sqrtf((float)s.D), NULL);
 }
@@ -592,19 +553,6 @@ void ops_attention_backward(struct tensor dq, struct tensor dk, struct tensor dv
                 .lse = f32(lse) + first_row * s.heads + head,
             };
             for (size_t t = 0; t < T; t += QUERIES) {
-                size_t next = first_row + t + QUERIES;
-                size_t next_head = t + QUERIES < T ? head : head + 1;
-                w.ahead = (struct ahead){.rows = smaller(QUERIES, T)};
-                next = t + QUERIES < T ? next : head + 1 < s.heads ? first_row : first_row + T;
-                ahead_add(&w.ahead, q, next, next_head % s.heads * D, D);
-                ahead_add(&w.ahead, dy, next, next_head % s.heads * D, D);
-                ahead_add(&w.ahead, y, next, next_head % s.heads * D, D);
-                ahead_add(&w.ahead, dq, next, next_head % s.heads * D, D);
-                size_t kv_row = (task + 1) / s.kv_heads * T + t;
-                ahead_add(&w.ahead, k, kv_row, (task + 1) % s.kv_heads * D, D);
-                ahead_add(&w.ahead, v, kv_row, (task + 1) % s.kv_heads * D, D);
-                ahead_add(&w.ahead, dk, kv_row, (task + 1) % s.kv_heads * D, D);
-                ahead_add(&w.ahead, dv, kv_row, (task + 1) % s.kv_heads * D, D);
                 backward_queries(&w, s, h, t, smaller(QUERIES, T - t));
             }
         }

@@ -23,6 +23,8 @@ static void transpose_columns(float *out, const float *in, size_t rows, size_t c
     for (size_t i = 0; i < rows; i += LANES) {
         for (size_t l = 0; l < LANES; l++) {
             bool inside = i + l < rows;
+            size_t ahead = i + l + 2 * LANES < rows ? i + l + 2 * LANES : rows - 1;
+            __builtin_prefetch(in + ahead * cols + first); // too far apart for the processor's own
             square[l] = inside ? lanes_load_part(in + (i + l) * cols + first, count) : (lanes){0};
         }
         lanes_transpose(square);

@@ -21,6 +21,14 @@
 
 enum { LANES = VECTOR_BYTES / 4 };
 
+// Before a loop of known length (16 at most) over an array of vectors, which only in straight code
+// are kept in registers.
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
 typedef float lanes __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t lanes_bits __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t lanes_mask __attribute__((vector_size(VECTOR_BYTES)));
@@ -155,9 +163,9 @@ static inline float vector_dot(const float *a, const float *b, size_t count) {
  * not; once for each bit.
  */
 static inline __attribute__((always_inline)) void lanes_transpose(lanes square[LANES]) {
-#pragma GCC unroll 4
+    UNROLL
     for (int step = 1; step < LANES; step *= 2) {
-#pragma GCC unroll 16
+        UNROLL
         for (int i = 0; i < LANES; i++) {
             lanes *a = &square[i], *b = &square[(i + step) % LANES];
             if ((i & step) != 0) {
