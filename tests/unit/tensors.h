@@ -104,7 +104,7 @@ static inline void *test_host(struct tensor t) {
 /** @brief A copy of an F32, F64 or I32 tensor as doubles; the caller frees it. */
 static inline double *test_doubles(struct tensor t) {
     void *host = test_host(t);
-    double *out = malloc((tensor_count(t) + 1) * sizeof *out);
+    double *out = calloc(tensor_count(t) + 1, sizeof *out);
     for (size_t i = 0; i < tensor_count(t); i++) {
         out[i] = t.dtype == DTYPE_F32   ? (double)((float *)host)[i]
                  : t.dtype == DTYPE_I32 ? (double)((int32_t *)host)[i]
@@ -207,7 +207,7 @@ static inline void test_same_bits(const char *name, struct tensor t, void **kept
 static inline double *test_gradient(double *x, size_t count, double (*f)(void *context),
                                     void *context) {
     const double step = 1e-4;
-    double *out = malloc((count + 1) * sizeof *out);
+    double *out = calloc(count + 1, sizeof *out);
     for (size_t i = 0; i < count; i++) {
         double before = x[i];
         x[i] = before + step;
