@@ -421,18 +421,26 @@ static struct log_step train_step(struct trainer *t, bool first) {
     return s;
 }
 
+static size_t parameter_count(const struct trainer *t) {
+    size_t count = 0;
+    for (int u = 0; u < t->units; u++) {
+        struct param params[UNIT_PARAMS_MAX];
+        int unit_count = unit_params(t->model, u, params);
+        for (int i = 0; i < unit_count; i++) {
+            count += param_whole_count(&params[i]);
+        }
+    }
+    return count;
+}
+
 static void report_header(struct trainer *t) {
     char model[200];
     model_describe(t->model, model, sizeof model);
-    size_t parameters = 0;
-    for (size_t i = 0; i < t->piece_count; i++) {
-        parameters += tensor_count(t->pieces[i].param);
-    }
     int64_t largest = (t->o->batch + t->o->micro_batches - 1) / t->o->micro_batches;
     log_line(t->log, "chapter", "01_single_gpu, %s", model_name(t->model));
     log_line(t->log, "device", "%s", device_name());
     log_line(t->log, "model", "%s", model);
-    log_line(t->log, "parameters", "%zu in f32, %d units", parameters, t->units);
+    log_line(t->log, "parameters", "%zu in f32, %d units", parameter_count(t), t->units);
     log_line(t->log, "data", "%s", data_path(t->data));
     log_line(t->log, "", "%s", data_description(t->data));
     log_line(t->log, "batch", "%ld global, %ld in each of %ld micro-batches", (long)t->o->batch,
@@ -450,6 +458,7 @@ static void log_init(struct trainer *t) {
         .json = t->o->log,
         .memory = t->o->memory,
         .item = model_item(t->model),
+        .parameters = parameter_count(t),
         .steps = t->steps,
         .print_every = t->o->print_every > 0 ? t->o->print_every : t->steps / 20 + 1,
     });

@@ -156,7 +156,25 @@ void log_evaluation(struct log *log, const struct log_step *s) {
     }
 }
 
+static void json_text(struct log *log, const int32_t *text, size_t count) {
+    if (log->json == NULL) {
+        return;
+    }
+    fputs("{\"sample\": \"", log->json);
+    for (size_t i = 0; i < count; i++) {
+        if (text[i] == '\n') {
+            fputs("\\n", log->json);
+        } else if (text[i] == '"' || text[i] == '\\') {
+            fprintf(log->json, "\\%c", text[i]);
+        } else {
+            fputc(text[i] >= ' ' && text[i] <= '~' ? text[i] : '?', log->json);
+        }
+    }
+    fputs("\"}\n", log->json);
+}
+
 void log_text(struct log *log, const int32_t *text, size_t count) {
+    json_text(log, text, count);
     if (log->config.quiet) {
         return;
     }
@@ -216,7 +234,8 @@ static void json_summary(struct log *log, const struct mem_stats *mem, double se
     if (log->json == NULL) {
         return;
     }
-    fprintf(log->json, "{\"summary\": true, \"steps\": %lld", (long long)log->steps);
+    fprintf(log->json, "{\"summary\": true, \"parameters\": %zu, \"steps\": %lld",
+            log->config.parameters, (long long)log->steps);
     json_number(log->json, "seconds", seconds);
     json_number(log->json, "per_second", per_second);
     fprintf(log->json, ", \"peak_bytes\": %zu, \"process_peak_bytes\": %zu", mem->peak_bytes,

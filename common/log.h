@@ -19,6 +19,7 @@ struct log_config {
     const char *json; // file for one JSON object a step; NULL: none
     const char *memory; // file for the timeline of the memory account; NULL: none
     const char *item; // "tokens" or "images"
+    size_t parameters; // of the model
     int64_t steps; // of the whole training
     int64_t print_every; // steps between lines on the terminal
 };
