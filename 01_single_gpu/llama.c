@@ -146,7 +146,7 @@ struct model *model_create(struct options *o) {
     o->warmup = 100;
     o->weight_decay = 0.1;
     o->clip = 1;
-    o->steps = 2400;
+    o->steps = 6000;
     o->eval_batch = 8;
     return m;
 }

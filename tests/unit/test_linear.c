@@ -214,6 +214,8 @@ static void test_nothing_to_sum(void **state) {
     for (size_t i = 0; i < tensor_count(t.y); i++) {
         assert_true(y[i] == bias[i % 6]);
     }
+    ops_linear(t.y, t.x, t.w, (struct tensor){0});
+    test_all_equal("y of empty sums", t.y, 0);
     free(bias);
     free(y);
     free_tensors(&t);
