@@ -7,8 +7,10 @@
 enum {
     PANEL_COLS = 1024, // columns of w^T that are made at a time
     BIAS_COLS = 64, // columns that one task adds up
-    DW_ROWS = 64, // rows of dw that one task makes; of a small dw fewer, so that there are tasks
-    DW_ROWS_SMALL = 32,
+    DW_TASKS = 8, // of a dw, at least, if that leaves each of them DW_ROWS_MIN rows
+    DW_ROWS_MIN = 32,
+    DW_ROWS_MAX = 96,
+    DW_ROWS_STEP = 16,
     DW_TERMS = 384, // rows of dy and x that it sums at a time
 };
 
@@ -109,6 +111,13 @@ static void bias_gradient(float *dbias, const float *dy, size_t R, size_t N) {
     }
 }
 
+// How many rows of dw a task makes: few, so that threads get equal shares, but a multiple of what
+// the library's kernels make at once.
+static size_t dw_piece(size_t N) {
+    size_t rows = pieces(pieces(N, DW_TASKS), DW_ROWS_STEP) * DW_ROWS_STEP;
+    return rows < DW_ROWS_MIN ? DW_ROWS_MIN : rows > DW_ROWS_MAX ? DW_ROWS_MAX : rows;
+}
+
 // All tasks take the same DW_TERMS rows of dy and x before the next ones: these stay in the cache,
 // while a task that summed over all rows would read them from memory. Loops with the same static
 // schedule give the same piece to the same thread, so that no barrier is needed between them.
@@ -116,7 +125,7 @@ void ops_linear_dw(struct tensor dw, struct tensor dbias, struct tensor dy, stru
     check_linear(dy, x, dw);
     CHECK(!tensor_exists(dbias) || tensor_count(dbias) == dw.rows);
     size_t N = dw.rows, K = dw.cols, R = dy.rows;
-    size_t piece = N > 4 * DW_ROWS_SMALL ? DW_ROWS : DW_ROWS_SMALL;
+    size_t piece = dw_piece(N);
     if (R == 0) {
         ops_zero(dw);
     }
