@@ -2,19 +2,32 @@
 # Training learns: the loss falls below what a wrong gradient reaches.
 source "$(dirname "$0")/lib.sh"
 
-make_text text 40000
+# Words of three letters, each written twice. A model that knows how often letters come, but cannot
+# look back to what it read, reaches 6/7 ln 8 = 1.78; one that copies 3/7 ln 8 = 0.89.
+awk 'BEGIN {
+    seed = 1
+    for (n = 0; n < 5700; n++) {
+        word = ""
+        for (i = 0; i < 3; i++) {
+            seed = (seed * 1103515245 + 12345) % 2147483648
+            word = word substr("abcdefgh", int(seed / 268435456) + 1, 1)
+        }
+        printf "%s%s ", word, word
+    }
+}' >text
 
-begin "llama: the loss on a simple text falls from ln 256 to below 1.2 in 60 steps"
+begin "llama: from ln 256 to a loss that needs attention, in 240 steps"
 works "$LLAMA" --dim 64 --layers 2 --heads 4 --kv-heads 2 --hidden 96 --seq 64 --batch 8 \
-    --data text --steps 60 --warmup 5 --lr 1e-2 --log log
+    --data text --steps 240 --warmup 5 --lr 1e-2 --log log
 first=$(compare column log loss | head -n 1)
 last=$(compare column log loss | tail -n 1)
 valid=$(compare column log val_loss)
 printf '     loss %s at first, %s at last, %s in validation\n' "$first" "$last" "$valid"
 expect "ln 256 at first" awk -v x="$first" 'BEGIN { exit !(x > 5.4 && x < 5.7) }'
-expect "below 1.2 at last" awk -v x="$last" 'BEGIN { exit !(x < 1.2) }'
-expect "below 1.3 in validation" awk -v x="$valid" 'BEGIN { exit !(x < 1.3) }'
+expect "below 1.25 at last" awk -v x="$last" 'BEGIN { exit !(x < 1.25) }'
+expect "below 1.25 in validation" awk -v x="$valid" 'BEGIN { exit !(x < 1.25) }'
 end
+
 begin "mnist: more than 75 % right after 100 steps of 64 images"
 run "$MNIST" --steps 100 --threads 1 --log log
 if ((code == 2)) && grep -q 'dataset-fashion-mnist' ../err; then
