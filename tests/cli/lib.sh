@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What the tests of the command line share. A script begins with
 #
 #     source "$(dirname "$0")/lib.sh"
