@@ -15,10 +15,17 @@
 // batch, never a mean of means; so M changes memory and time but not the model. The next chapters
 // keep this promise on many devices.
 //
-// What is left out: everything with more than one device. See docs/01_single_gpu.md.
-// Sources: Rumelhart, Hinton & Williams 1986 (backward); the optimizers' papers are in
-// common/ops.h. Run:     ./run 01_single_gpu/llama        or        ./run 01_single_gpu/mnist
-// --epochs 1 It ends with the peak memory by category.
+// The lesson is forward(), accumulate(), backward(), forward_backward() and train_step(); the rest
+// prepares and reports. What is left out: everything with more than one device.
+//
+// Sources: Rumelhart, Hinton & Williams, "Learning representations by back-propagating errors",
+// 1986; those of the optimizers are in common/ops.h. The text to this chapter is
+// docs/01_single_gpu.md.
+//
+// Run:  ./run 01_single_gpu/llama
+//       ./run 01_single_gpu/mnist --epochs 1
+//
+// The last lines are the peak memory and its parts.
 #include "common/checkpoint.h"
 #include "common/comm.h"
 #include "common/data.h"
@@ -421,18 +428,6 @@ static struct log_step train_step(struct trainer *t, bool first) {
     return s;
 }
 
-static size_t parameter_count(const struct trainer *t) {
-    size_t count = 0;
-    for (int u = 0; u < t->units; u++) {
-        struct param params[UNIT_PARAMS_MAX];
-        int unit_count = unit_params(t->model, u, params);
-        for (int i = 0; i < unit_count; i++) {
-            count += param_whole_count(&params[i]);
-        }
-    }
-    return count;
-}
-
 static void report_header(struct trainer *t) {
     char model[200];
     model_describe(t->model, model, sizeof model);
@@ -440,7 +435,7 @@ static void report_header(struct trainer *t) {
     log_line(t->log, "chapter", "01_single_gpu, %s", model_name(t->model));
     log_line(t->log, "device", "%s", device_name());
     log_line(t->log, "model", "%s", model);
-    log_line(t->log, "parameters", "%zu in f32, %d units", parameter_count(t), t->units);
+    log_line(t->log, "parameters", "%zu in f32, %d units", model_parameters(t->model), t->units);
     log_line(t->log, "data", "%s", data_path(t->data));
     log_line(t->log, "", "%s", data_description(t->data));
     log_line(t->log, "batch", "%ld global, %ld in each of %ld micro-batches", (long)t->o->batch,
@@ -458,7 +453,7 @@ static void log_init(struct trainer *t) {
         .json = t->o->log,
         .memory = t->o->memory,
         .item = model_item(t->model),
-        .parameters = parameter_count(t),
+        .parameters = model_parameters(t->model),
         .steps = t->steps,
         .print_every = t->o->print_every > 0 ? t->o->print_every : t->steps / 20 + 1,
     });

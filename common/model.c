@@ -56,6 +56,18 @@ size_t param_whole_count(const struct param *p) {
     return p->place.whole_rows * p->place.whole_cols;
 }
 
+size_t model_parameters(const struct model *m) {
+    size_t total = 0;
+    for (int u = 0; u < model_units(m); u++) {
+        struct param params[UNIT_PARAMS_MAX];
+        int count = unit_params(m, u, params);
+        for (int i = 0; i < count; i++) {
+            total += param_whole_count(&params[i]);
+        }
+    }
+    return total;
+}
+
 void saved_free(struct saved *s) {
     tensor_free(&s->x);
     for (int i = 0; i < SAVED_MAX; i++) {

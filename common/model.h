@@ -165,6 +165,9 @@ void padding_zero(const struct model *m, int u, struct tensor flat);
 /** @brief Elements of a parameter's whole. */
 size_t param_whole_count(const struct param *p);
 
+/** @brief Parameters of the whole model, without padding. Local. */
+size_t model_parameters(const struct model *m);
+
 /** @brief Frees all tensors of saved. Local. */
 void saved_free(struct saved *s);
 

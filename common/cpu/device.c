@@ -3,12 +3,9 @@
 #include "cpu.h"
 #include <malloc.h>
 #include <omp.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 #ifdef SHARD_HAVE_ONEDNN
 #include <oneapi/dnnl/dnnl.h>
 #endif
@@ -16,20 +13,13 @@
 
 static char name[160];
 
-static atomic_uintptr_t heap_advised; // huge pages were asked for up to here
-
-static uintptr_t heap_end(void) {
-    return ((uintptr_t)sbrk(0) + 4095) / 4096 * 4096;
-}
-
 // A training step allocates and frees the same blocks again and again. Large blocks would each go
 // to the system and come back as fresh pages, at a page fault for every 4 KiB, so keep all of them
 // in one heap that never shrinks.
 static void heap_init(void) {
-    atomic_store(&heap_advised, heap_end());
     mallopt(M_MMAP_MAX, 0);
     mallopt(M_TRIM_THRESHOLD, -1);
-    mallopt(M_TOP_PAD, 32 << 20);
+    mallopt(M_TOP_PAD, 1 << 20);
     mallopt(M_ARENA_MAX, 1);
 }
 
@@ -71,20 +61,9 @@ const char *device_name(void) {
     return name;
 }
 
-// Asks for huge pages in what the heap has grown by. With pages of 4 KiB a step spends about a
-// tenth of its time on looking up addresses.
-static void heap_advise(void) {
-    uintptr_t end = heap_end(), begin = atomic_load(&heap_advised);
-    if (begin < end && atomic_compare_exchange_strong(&heap_advised, &begin, end)) {
-        madvise((void *)begin, end - begin, MADV_HUGEPAGE);
-    }
-}
-
 void *device_alloc(size_t bytes) {
     size_t rounded = (bytes + 63) / 64 * 64;
-    void *data = aligned_alloc(64, rounded > 0 ? rounded : 64);
-    heap_advise();
-    return data;
+    return aligned_alloc(64, rounded > 0 ? rounded : 64);
 }
 
 void device_free(void *data) {
