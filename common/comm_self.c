@@ -2,6 +2,11 @@
 #include "comm.h"
 #include "error.h"
 #include "ops.h"
+#include <string.h>
+
+const char *comm_transport(void) {
+    return "self";
+}
 
 struct comm comm_self(void) {
     return (struct comm){
@@ -14,11 +19,27 @@ struct comm comm_init(void) {
     return comm_self();
 }
 
-void comm_agree(struct comm c) {
+int comm_local_size(void) {
+    return 1;
+}
+
+void comm_must_match(const char *name, const char *value) {
+    (void)name;
+    (void)value;
+}
+
+void comm_start(struct comm c, const struct comm_config *config) {
     CHECK(c.size == 1);
+    (void)config;
 }
 
 void comm_finish(void) {
+}
+
+struct comm comm_split(struct comm c, int color, const char *name) {
+    CHECK(c.size == 1 && color >= 0);
+    (void)name;
+    return c;
 }
 
 struct comm_handle comm_all_reduce(struct comm c, struct tensor x, enum comm_op op) {
@@ -50,8 +71,23 @@ struct comm_handle comm_broadcast(struct comm c, struct tensor x, int root) {
     return (struct comm_handle){0};
 }
 
+// With one rank there is nobody to send to.
+struct comm_handle comm_send(struct comm c, struct tensor x, int to) {
+    (void)x;
+    error_fatal(__FILE__, __LINE__, "send to rank %d of %d", to, c.size);
+}
+
+struct comm_handle comm_recv(struct comm c, struct tensor x, int from) {
+    (void)x;
+    error_fatal(__FILE__, __LINE__, "receive from rank %d of %d", from, c.size);
+}
+
 void comm_wait(struct comm_handle handle) {
     CHECK(handle.ticket == 0);
+}
+
+void comm_barrier(struct comm c) {
+    CHECK(c.size == 1);
 }
 
 void comm_sum_f64(struct comm c, double *x, size_t count) {
@@ -74,4 +110,18 @@ void comm_broadcast_host(struct comm c, void *data, size_t bytes, int root) {
     CHECK(c.size == 1 && root == 0);
     (void)data;
     (void)bytes;
+}
+
+void comm_gather_host(struct comm c, void *all, const void *data, size_t bytes) {
+    CHECK(c.size == 1);
+    memcpy(all, data, bytes);
+}
+
+struct comm_stats comm_group_stats(struct comm c) {
+    CHECK(c.size == 1);
+    return (struct comm_stats){0};
+}
+
+struct comm_stats comm_stats(void) {
+    return (struct comm_stats){0};
 }

@@ -3,6 +3,7 @@
 #define SHARD_OPTIONS_H
 
 #include "args.h"
+#include "comm.h"
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -47,6 +48,8 @@ struct options {
     double temperature;
     const char *logits; // file for the logits of the first validation sample
     const char *memory; // file for the timeline of the memory account
+    const char *trace; // file for the timeline of computation and communication
+    struct comm_config comm; // only where there are several ranks
 };
 
 /** @brief The defaults that do not depend on the model; model_create() changes them. Local. */
