@@ -37,6 +37,7 @@
 #include "common/options.h"
 #include "common/sample.h"
 #include "common/stop.h"
+#include "common/trace.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -177,9 +178,22 @@ static void place(void *trainer, enum values what, int u, int i, const struct va
     free(host);
 }
 
+static void log_init(struct trainer *t) {
+    t->log = log_open((struct log_config){
+        .quiet = !t->checkpoint.writer,
+        .json = t->o->log,
+        .memory = t->o->memory,
+        .item = model_item(t->model),
+        .parameters = model_parameters(t->model),
+        .steps = t->steps,
+        .print_every = t->o->print_every > 0 ? t->o->print_every : t->steps / 20 + 1,
+    });
+}
+
 static void trainer_init(struct trainer *t, int argc, char **argv) {
     config_parse(t, argc, argv);
-    device_init(t->o->threads);
+    device_init(t->o->threads, comm_local_size());
+    trace_start(t->o->trace);
     model_init(t->model, comm_self());
     t->data = model_data(t->model);
     t->units = model_units(t->model);
@@ -204,6 +218,7 @@ static void trainer_init(struct trainer *t, int argc, char **argv) {
     };
     checkpoint_check(&t->checkpoint);
     t->step = checkpoint_load(&t->checkpoint);
+    log_init(t);
 }
 
 static void trainer_free(struct trainer *t) {
@@ -228,7 +243,9 @@ static struct tensor forward(struct trainer *t, int m, struct tensor x) {
     struct saved *saved = &t->saved[m * t->units];
     for (int u = t->first_unit; u < t->last_unit; u++) {
         struct tensor params = t->params[u];
+        trace_begin("forward", u);
         x = unit_forward(t->model, u, params, x, b, &saved[u]);
+        trace_end();
         if (!b->train && u < t->units - 1) {
             saved_free(&saved[u]); // no backward will come
         }
@@ -253,8 +270,13 @@ static struct tensor backward(struct trainer *t, int m, struct tensor dy) {
     for (int u = t->last_unit - 1; u >= t->first_unit; u--) {
         struct tensor params = t->params[u];
         struct tensor fresh = tensor_alloc(unit_size(t->model, u), 1, DTYPE_F32, MEM_COMM);
+        trace_begin("backward", u);
         dy = unit_backward(t->model, u, params, &saved[u], dy, b, fresh);
+        if (b->samples == 0) {
+            ops_fill(fresh, -0.0f); // of no samples: x + -0 is x, bit by bit
+        }
         accumulate(t, m, u, fresh);
+        trace_end();
     }
     return dy;
 }
@@ -332,6 +354,12 @@ static void update(struct trainer *t, double norm, double lr) {
 
 // ---- evaluation and text -----------------------------------------------------------------------
 
+// Whether a signal asked to stop, such as Ctrl-C.
+static bool stopping(struct trainer *t) {
+    (void)t;
+    return stop_requested();
+}
+
 // Loss sum and right answers of each validation batch, in sums[2*i] and sums[2*i + 1].
 static void evaluate_batches(struct trainer *t, double *sums, size_t batches) {
     size_t samples = data_samples(t->data, DATA_VALIDATION);
@@ -362,7 +390,7 @@ static void evaluate(struct trainer *t, struct log_step *s) {
     }
     free(sums);
     double targets = data_targets(t->data, DATA_VALIDATION, 0, samples);
-    s->evaluated = !stop_requested();
+    s->evaluated = !stopping(t);
     s->val_loss = loss / targets;
     s->accuracy = right / targets;
 }
@@ -422,8 +450,10 @@ static struct log_step train_step(struct trainer *t, bool first) {
     if (first) {
         dump_values(&t->checkpoint, "grads", VALUES_GRAD);
     }
+    trace_begin("optimizer", -1);
     update(t, s.grad_norm, s.lr);
     device_sync();
+    trace_end();
     s.ms = now_ms() - start;
     return s;
 }
@@ -447,19 +477,6 @@ static void report_header(struct trainer *t) {
     }
 }
 
-static void log_init(struct trainer *t) {
-    t->log = log_open((struct log_config){
-        .quiet = !t->checkpoint.writer,
-        .json = t->o->log,
-        .memory = t->o->memory,
-        .item = model_item(t->model),
-        .parameters = model_parameters(t->model),
-        .steps = t->steps,
-        .print_every = t->o->print_every > 0 ? t->o->print_every : t->steps / 20 + 1,
-    });
-    report_header(t);
-}
-
 static bool eval_due(const struct trainer *t, int64_t end) {
     int64_t every = t->o->eval_every < 0 ? t->steps_per_epoch : t->o->eval_every;
     return t->step == end || (every > 0 && t->step % every == 0);
@@ -476,7 +493,7 @@ static bool train(struct trainer *t) {
     if (t->o->stop_after >= 0 && begin + t->o->stop_after < end) {
         end = begin + t->o->stop_after;
     }
-    while (t->step < end && !stop_requested()) {
+    while (t->step < end && !stopping(t)) {
         struct log_step s = train_step(t, t->step == begin);
         t->step++;
         if (eval_due(t, end)) {
@@ -495,7 +512,7 @@ static bool train(struct trainer *t) {
         evaluate(t, &s);
         log_evaluation(t->log, &s);
     }
-    if (stop_requested()) {
+    if (stopping(t)) {
         log_line(t->log, "stopped", "after step %ld, by a signal", (long)t->step);
     }
     bool dumped = dump_values(&t->checkpoint, "final", VALUES_PARAM);
@@ -506,7 +523,7 @@ int main(int argc, char **argv) {
     struct trainer t = {0};
     stop_init();
     trainer_init(&t, argc, argv);
-    log_init(&t);
+    report_header(&t);
     bool saved = train(&t);
     if (t.o->sample > 0 && !stop_requested()) {
         sample(&t);
@@ -516,8 +533,9 @@ int main(int argc, char **argv) {
     }
     struct mem_stats mem = mem_stats();
     log_summary(t.log, &mem);
+    bool traced = trace_finish(comm_self());
     log_close(t.log);
     trainer_free(&t);
     int code = stop_exit_code();
-    return code != 0 ? code : saved ? 0 : 1;
+    return code != 0 ? code : saved && traced ? 0 : 1;
 }

@@ -394,3 +394,29 @@ void args_parse(int argc, char **argv, const char *program, const struct arg *co
         i += equals == NULL;
     }
 }
+
+static void value_text(const struct arg *arg, char *text, size_t size) {
+    const char *word = NULL;
+    switch (arg->kind) {
+    case ARG_INT:
+        snprintf(text, size, "%" PRId64, *(const int64_t *)arg->value);
+        break;
+    case ARG_DOUBLE:
+        snprintf(text, size, "%.17g", *(const double *)arg->value);
+        break;
+    case ARG_FLAG:
+        snprintf(text, size, "%s", *(const bool *)arg->value ? "on" : "off");
+        break;
+    default:
+        word = *(const char *const *)arg->value;
+        snprintf(text, size, "%s", word != NULL ? word : "absent");
+    }
+}
+
+void args_each(void (*each)(const char *name, const char *value)) {
+    for (size_t k = 0; k < flags.count; k++) {
+        char text[LINE_BYTES];
+        value_text(&flags.args[k], text, sizeof text);
+        each(flags.args[k].name, text);
+    }
+}

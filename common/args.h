@@ -54,6 +54,9 @@ void args_parse(int argc, char **argv, const char *program, const struct arg *co
 /** @brief Whether the flag was on the command line of the last args_parse(). Local. */
 bool args_given(const char *name);
 
+/** @brief Calls @p each for every flag of the last args_parse(), with its value in words. Local. */
+void args_each(void (*each)(const char *name, const char *value));
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,4 +1,5 @@
 #include "log.h"
+#include "comm.h"
 #include "error.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -229,6 +230,31 @@ static void memory_lines(struct log *log, const struct mem_stats *mem) {
     }
 }
 
+// Bytes that this rank sent in a step, on average; without what evaluation and reports exchange.
+static uint64_t sent(const struct comm_stats *comm, const struct log *log) {
+    uint64_t bytes = 0;
+    for (int k = 0; k < COMM_HOST; k++) {
+        bytes += comm->bytes[k];
+    }
+    return log->steps > 0 ? bytes / (uint64_t)log->steps : bytes;
+}
+
+static void comm_lines(struct log *log, const struct comm_stats *comm) {
+    if (comm->calls[COMM_HOST] == 0 || log->steps == 0) {
+        return;
+    }
+    log_line(log, "sent", "%.3f MB a step by each rank, as a ring sends it",
+             (double)sent(comm, log) / 1e6);
+    for (int k = 0; k < COMM_KINDS; k++) {
+        if (comm->calls[k] > 0 && k != COMM_HOST) {
+            log_line(log, "", "%9.3f MB in %.1f calls of %s",
+                     (double)comm->bytes[k] / (double)log->steps / 1e6,
+                     (double)comm->calls[k] / (double)log->steps,
+                     comm_kind_name((enum comm_kind)k));
+        }
+    }
+}
+
 static void json_summary(struct log *log, const struct mem_stats *mem, double seconds,
                          double per_second) {
     if (log->json == NULL) {
@@ -241,9 +267,12 @@ static void json_summary(struct log *log, const struct mem_stats *mem, double se
     fprintf(log->json, ", \"peak_bytes\": %zu, \"process_peak_bytes\": %zu", mem->peak_bytes,
             mem_process_peak_bytes());
     for (int c = 0; c < MEM_CATEGORIES; c++) {
-        fprintf(log->json, ", \"peak_%s_bytes\": %zu", mem_category_name((enum mem_category)c),
-                mem->peak_by_category[c]);
+        const char *name = mem_category_name((enum mem_category)c);
+        fprintf(log->json, ", \"peak_%s_bytes\": %zu, \"highest_%s_bytes\": %zu", name,
+                mem->peak_by_category[c], name, mem->highest_by_category[c]);
     }
+    struct comm_stats comm = comm_stats();
+    fprintf(log->json, ", \"sent_bytes_per_step\": %llu", (unsigned long long)sent(&comm, log));
     fputs("}\n", log->json);
 }
 
@@ -259,5 +288,7 @@ void log_summary(struct log *log, const struct mem_stats *mem) {
                  log->step_ms / (double)(log->steps - 1), per_second, log->config.item);
     }
     memory_lines(log, mem);
+    struct comm_stats comm = comm_stats();
+    comm_lines(log, &comm);
     json_summary(log, mem, seconds, per_second);
 }

@@ -74,6 +74,24 @@ static size_t file_args(struct options *o, struct arg *table, size_t count) {
          .help = "predictions for the first validation sample"},
         {"--memory", ARG_STRING, &o->memory, .unit = "FILE",
          .help = "timeline of the memory account"},
+        {"--trace", ARG_STRING, &o->trace, .unit = "FILE",
+         .help = "timeline for a trace viewer (Perfetto)"},
+    };
+    return APPEND(table, count, args);
+}
+
+// Only where the ranks of a program can be several.
+static size_t comm_args(struct options *o, struct arg *table, size_t count) {
+    const struct arg args[] = {
+        {"--check-comm", ARG_FLAG, &o->comm.check, .group = "Communication",
+         .help = "compare what the ranks call, call by call"},
+        {"--comm-timeout", ARG_DOUBLE, &o->comm.timeout_s, 0, 1e6,
+         .help = "seconds until a collective that some ranks have not entered ends the job; 0: "
+                 "never"},
+        {"--comm-messages", ARG_FLAG, &o->comm.messages,
+         .help = "MPI messages even between ranks of one machine"},
+        {"--log-comm", ARG_STRING, &o->comm.log, .unit = "PREFIX",
+         .help = "each rank's calls, in PREFIX.RANK"},
     };
     return APPEND(table, count, args);
 }
@@ -88,7 +106,15 @@ struct options options_defaults(void) {
         .beta2 = 0.95,
         .rho = 0.9,
         .temperature = 0.8,
+        .comm = {.timeout_s = 300},
     };
+}
+
+// All ranks need the same flags, but for threads.
+static void must_match(const char *name, const char *value) {
+    if (strcmp(name, "--threads") != 0) {
+        comm_must_match(name, value);
+    }
 }
 
 // What cannot be told flag by flag.
@@ -122,8 +148,12 @@ void options_parse(struct options *o, int argc, char **argv, const char *program
     struct arg common[COMMON_ARGS_MAX] = {0};
     size_t count = training_args(o, common, 0);
     count = optimizer_args(o, common, count);
-    file_args(o, common, count);
+    count = file_args(o, common, count);
+    if (strcmp(comm_transport(), "self") != 0) {
+        comm_args(o, common, count);
+    }
     const struct arg *const tables[] = {chapter, model, common};
     args_parse(argc, argv, program, tables, 3);
     finish(o);
+    args_each(must_match);
 }

@@ -35,9 +35,10 @@ static const char *vector_unit(void) {
 #endif
 }
 
-void device_init(int threads) {
+void device_init(int threads, int sharers) {
     heap_init();
-    int count = threads > 0 ? threads : omp_get_max_threads();
+    int count = threads > 0 ? threads : omp_get_max_threads() / sharers;
+    count = count > 0 ? count : 1;
     openblas_set_num_threads(1); // every library call runs on one thread: see cpu_gemm()
     omp_set_dynamic(0);
     omp_set_num_threads(count);
@@ -72,6 +73,10 @@ void device_free(void *data) {
 
 void device_poison(void *data, size_t bytes) {
     memset(data, 0xff, bytes);
+}
+
+void *device_host_view(struct tensor t) {
+    return t.data;
 }
 
 void device_upload(struct tensor t, const void *host) {

@@ -1,4 +1,5 @@
 // Values: zero, fill, copy and cast, add, scale, and the random start values of parameters.
+#include "cast.h"
 #include "cpu.h"
 #include "ops.h"
 #include <math.h>
@@ -40,106 +41,7 @@ void ops_scale(struct tensor y, float factor) {
     }
 }
 
-// ---- casts -------------------------------------------------------------------------------------
-// Between f32 and each other type, a piece at a time. All round to nearest, ties to even. NaN stays
-// NaN; cast to 16 bits it keeps the upper bits of its payload and becomes quiet.
-
-static uint32_t bits_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static float from_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-// bf16 is the upper half of an f32.
-static uint16_t to_bf16(float x) {
-    uint32_t bits = bits_of(x);
-    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    uint32_t nan = bits >> 16 | 0x40;
-    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
-}
-
-static float from_bf16(uint16_t h) {
-    return from_bits((uint32_t)h << 16);
-}
-
-// f16 has 5 bits of exponent (bias 15, f32: 127) and 10 of mantissa (f32: 23). Below 2^-14 it is a
-// multiple of 2^-24, which is the spacing of f32 numbers from 0.5 to 1: adding 0.5 rounds to it.
-static uint16_t to_f16(float x) {
-    uint32_t bits = bits_of(x);
-    uint32_t sign = bits >> 16 & 0x8000;
-    uint32_t size = bits & 0x7fffffff;
-    uint32_t normal = (size - ((127 - 15) << 23) + 0xfff + (size >> 13 & 1)) >> 13;
-    uint32_t small = bits_of(from_bits(size) + 0.5f) - 0x3f000000;
-    uint32_t h = size < 0x38800000 ? small : normal; // 2^-14
-    h = size >= 0x477ff000 ? 0x7c00 : h; // 65520 and more: infinity
-    h = size > 0x7f800000 ? (0x7e00 | (size >> 13 & 0x3ff)) : h;
-    return (uint16_t)(sign | h);
-}
-
-static float from_f16(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16;
-    uint32_t size = h & 0x7fff;
-    uint32_t normal = (size << 13) + ((127 - 15) << 23);
-    uint32_t small = bits_of((float)(int32_t)size * 0x1p-24f);
-    uint32_t bits = size < 0x400 ? small : normal;
-    bits = size >= 0x7c00 ? (0x7f800000 | (size & 0x3ff) << 13) : bits;
-    return from_bits(sign | bits);
-}
-
-static void cast_from_f32(void *y, enum dtype dtype, const float *x, size_t count) {
-    switch (dtype) {
-    case DTYPE_F64:
-        for (size_t i = 0; i < count; i++) {
-            ((double *)y)[i] = x[i];
-        }
-        return;
-    case DTYPE_BF16:
-        for (size_t i = 0; i < count; i++) {
-            ((uint16_t *)y)[i] = to_bf16(x[i]);
-        }
-        return;
-    case DTYPE_F16:
-        for (size_t i = 0; i < count; i++) {
-            ((uint16_t *)y)[i] = to_f16(x[i]);
-        }
-        return;
-    default:
-        error_fatal(__FILE__, __LINE__, "no cast from F32 to %s", dtype_name(dtype));
-    }
-}
-
-static void cast_to_f32(float *y, const void *x, enum dtype dtype, size_t count) {
-    switch (dtype) {
-    case DTYPE_F64:
-        for (size_t i = 0; i < count; i++) {
-            y[i] = (float)((const double *)x)[i];
-        }
-        return;
-    case DTYPE_BF16:
-        for (size_t i = 0; i < count; i++) {
-            y[i] = from_bf16(((const uint16_t *)x)[i]);
-        }
-        return;
-    case DTYPE_F16:
-        for (size_t i = 0; i < count; i++) {
-            y[i] = from_f16(((const uint16_t *)x)[i]);
-        }
-        return;
-    case DTYPE_U8:
-        for (size_t i = 0; i < count; i++) {
-            y[i] = ((const uint8_t *)x)[i];
-        }
-        return;
-    default:
-        error_fatal(__FILE__, __LINE__, "no cast from %s to F32", dtype_name(dtype));
-    }
-}
+// ---- copies ------------------------------------------------------------------------------------
 
 void ops_copy(struct tensor y, struct tensor x) {
     CHECK(tensor_count(y) == tensor_count(x));

@@ -371,7 +371,7 @@ static bool check(const char *path) {
 }
 
 int main(int argc, char **argv) {
-    device_init(0);
+    device_init(0, 1);
     bool pass = argc > 1;
     for (int i = 1; i < argc; i++) {
         pass = check(argv[i]) && pass;

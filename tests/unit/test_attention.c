@@ -229,7 +229,7 @@ static void check_shape(struct shape s, double scale, double norm_tolerance,
 // lse are below 10, and their rounding is a relative error of the probabilities.
 static void test_shapes(void **state) {
     (void)state;
-    device_init(2);
+    device_init(2, 1);
     const struct shape shapes[] = {
         {.B = 1, .T = 2, .heads = 1, .kv_heads = 1, .D = 1},
         {.B = 2, .T = 7, .heads = 2, .kv_heads = 1, .D = 5},
@@ -303,7 +303,7 @@ static void test_threads(void **state) {
     struct tensors t = make_tensors(s, 1);
     void *kept[5] = {NULL};
     for (int threads = 1; threads <= 3; threads++) {
-        device_init(threads);
+        device_init(threads, 1);
         run(t, s);
         test_same_bits("y", t.y, &kept[0]);
         test_same_bits("lse", t.lse, &kept[1]);
@@ -341,7 +341,7 @@ static void test_causal(void **state) {
 // The scores of a batch must never be in memory, nor those of one head.
 static void test_workspace(void **state) {
     (void)state;
-    device_init(1);
+    device_init(1, 1);
     struct shape s = {.B = 1, .T = 2048, .heads = 1, .kv_heads = 1, .D = 8};
     struct tensors t = make_tensors(s, 1);
     mem_reset_peak();
@@ -355,7 +355,7 @@ static void test_workspace(void **state) {
 }
 
 int main(void) {
-    device_init(1);
+    device_init(1, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reference),    cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_large_scores), cmocka_unit_test(test_one_position),

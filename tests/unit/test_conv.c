@@ -140,7 +140,7 @@ static void check_problem(struct problem *p, const double *dx, const double *dw,
                           const double *dbias, double tolerance) {
     struct kept kept = {0};
     for (int threads = 1; threads <= 3; threads++) {
-        device_init(threads);
+        device_init(threads, 1);
         check_ops(p, dx, dw, dbias, tolerance, &kept);
     }
     free(kept.y);
@@ -239,6 +239,6 @@ int main(void) {
         cmocka_unit_test(test_no_samples),
         cmocka_unit_test(test_batch_independence),
     };
-    device_init(1);
+    device_init(1, 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,7 +16,7 @@ static bool dropped(uint64_t index, float p) {
 static void check_part(size_t rows, size_t cols, struct place place, float p, bool in_place) {
     void *kept = NULL;
     for (int threads = 1; threads <= 3; threads++) {
-        device_init(threads);
+        device_init(threads, 1);
         uint64_t random = 7;
         struct tensor x = test_uniform(rows, cols, 1.0, &random);
         struct tensor y = in_place ? x : test_tensor(rows, cols, DTYPE_F32);
@@ -155,6 +155,6 @@ int main(void) {
         cmocka_unit_test(test_rate),          cmocka_unit_test(test_zero_rate_copies),
         cmocka_unit_test(test_dropped_nan),
     };
-    device_init(1);
+    device_init(1, 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -226,7 +226,7 @@ static void test_threads(void **state) {
     struct tensors t = make_tensors((struct shape){900, 300, 70});
     void *kept[4] = {NULL};
     for (int threads = 1; threads <= 3; threads++) {
-        device_init(threads);
+        device_init(threads, 1);
         run(t);
         test_same_bits("linear y", t.y, &kept[0]);
         test_same_bits("linear dx", t.dx, &kept[1]);
@@ -245,7 +245,7 @@ static void test_threads_one_piece(void **state) {
     struct tensors t = make_tensors((struct shape){100, 31, 700});
     void *kept[3] = {NULL};
     for (int threads = 1; threads <= 3; threads++) {
-        device_init(threads);
+        device_init(threads, 1);
         run(t);
         test_same_bits("linear y", t.y, &kept[0]);
         test_same_bits("linear dx", t.dx, &kept[1]);
@@ -258,7 +258,7 @@ static void test_threads_one_piece(void **state) {
 }
 
 int main(void) {
-    device_init(2);
+    device_init(2, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shapes),  cmocka_unit_test(test_central_differences),
         cmocka_unit_test(test_no_rows), cmocka_unit_test(test_nothing_to_sum),

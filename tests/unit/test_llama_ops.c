@@ -277,7 +277,7 @@ static void test_threads(void **state) {
     ops_rope_table(table, 10000);
     void *kept[KEPT] = {NULL};
     for (int threads = 1; threads <= 3; threads++) {
-        device_init(threads);
+        device_init(threads, 1);
         ops_embedding(y, tokens, rows);
         test_same_bits("embedding", y, &kept[0]);
         ops_embedding_dw(drows, dy, tokens);
@@ -304,7 +304,7 @@ static void test_threads(void **state) {
 }
 
 int main(void) {
-    device_init(2);
+    device_init(2, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_embedding), cmocka_unit_test(test_norm),
         cmocka_unit_test(test_rope),      cmocka_unit_test(test_swiglu),

@@ -332,7 +332,7 @@ static void test_threads(void **state) {
     struct steps s = make_steps(&p);
     void *kept[5] = {NULL};
     for (int threads = 1; threads <= 3; threads++) {
-        device_init(threads);
+        device_init(threads, 1);
         struct tensor logits = make_part(&p, 0, p.V);
         ops_row_max(s.max, logits, 0, p.V);
         ops_row_exp_sum(s.sum, s.target_logit, logits, s.max, s.targets, 0, p.V);
@@ -353,7 +353,7 @@ static void test_threads(void **state) {
 }
 
 int main(void) {
-    device_init(2);
+    device_init(2, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole),        cmocka_unit_test(test_parts),
         cmocka_unit_test(test_large_logits), cmocka_unit_test(test_row_max),

@@ -113,7 +113,7 @@ static void test_process_peak(void **state) {
 }
 
 int main(void) {
-    device_init(1);
+    device_init(1, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_charges_exactly), cmocka_unit_test(test_peak_and_its_parts),
         cmocka_unit_test(test_empty_tensors),   cmocka_unit_test(test_views_share_memory),

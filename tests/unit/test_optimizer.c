@@ -34,7 +34,7 @@ static void test_abs_max(void **state) {
     uint64_t random = 9;
     float *values = malloc(COUNT * sizeof *values);
     for (int threads = 1; threads <= 3; threads++) {
-        device_init(threads);
+        device_init(threads, 1);
         uint32_t want = 0;
         for (size_t i = 0; i < COUNT; i++) {
             values[i] = (float)test_random(&random);
@@ -100,7 +100,7 @@ static void test_square_sum(void **state) {
     float *values = malloc(COUNT * sizeof *values);
     const int exponents[] = {0, -100, 127, -120, -126, -149};
     for (int e = 0; e < 6; e++) {
-        device_init(e % 3 + 1);
+        device_init(e % 3 + 1, 1);
         uint64_t random = 17 + (uint64_t)e;
         for (size_t i = 0; i < COUNT; i++) {
             double x = test_random(&random);
@@ -263,7 +263,7 @@ static void check_steps(const char *name, void (*step)(struct vectors *, const d
     for (int c = 0; c < 4; c++) {
         void *kept[3] = {NULL, NULL, NULL};
         for (int threads = 1; threads <= 3; threads++) {
-            device_init(threads);
+            device_init(threads, 1);
             uint64_t random = 23;
             struct vectors v = vectors_alloc(counts[c], &random);
             for (int s = 1; s <= STEPS; s++) {
@@ -333,6 +333,6 @@ int main(void) {
         cmocka_unit_test(test_adadelta),
         cmocka_unit_test(test_zero_gradient),
     };
-    device_init(1);
+    device_init(1, 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,7 +22,7 @@ static void test_relu_sizes(void **state) {
     (void)state;
     const size_t counts[] = {0, 1, 31, 40000};
     for (int threads = 1; threads <= 3; threads++) {
-        device_init(threads);
+        device_init(threads, 1);
         for (int c = 0; c < 4; c++) {
             uint64_t random = 5;
             struct tensor x = test_uniform(counts[c], 1, 1.0, &random);
@@ -105,7 +105,7 @@ static void test_max_pool(void **state) {
         {0, 3, 4, 4}, {2, 2, 1, 5}, {3, 64, 24, 24}, {2, 16, 10, 34}, {1, 33, 40, 9},
     };
     for (int threads = 1; threads <= 3; threads++) {
-        device_init(threads);
+        device_init(threads, 1);
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
             struct images m = sizes[i];
             uint64_t random = 11 + i;
@@ -143,6 +143,6 @@ int main(void) {
         cmocka_unit_test(test_max_pool),
         cmocka_unit_test(test_ties_and_nan),
     };
-    device_init(1);
+    device_init(1, 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -203,12 +203,12 @@ static void test_comm_self(void **state) {
     near(x, 3);
     tensor_free(&a);
     tensor_free(&b);
-    comm_agree(c);
+    comm_start(c, &(struct comm_config){0});
     comm_finish();
 }
 
 int main(void) {
-    device_init(2);
+    device_init(2, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_learning_rate), cmocka_unit_test(test_norm),
         cmocka_unit_test(test_norm_any_cut),  cmocka_unit_test(test_clip),

@@ -20,7 +20,7 @@ static uint32_t bits_of(float x) {
 static void test_zero_and_fill(void **state) {
     (void)state;
     for (int c = 0; c < COUNTS; c++) {
-        device_init(c % 3 + 1);
+        device_init(c % 3 + 1, 1);
         const enum dtype dtypes[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16,
                                      DTYPE_F64, DTYPE_I32,  DTYPE_U8};
         for (int d = 0; d < 6; d++) {
@@ -44,7 +44,7 @@ static void test_add_and_scale(void **state) {
     (void)state;
     uint64_t random = 1;
     for (int c = 0; c < COUNTS; c++) {
-        device_init(c % 3 + 1);
+        device_init(c % 3 + 1, 1);
         struct tensor y = test_uniform(counts[c], 1, 2.0, &random);
         struct tensor x = test_uniform(1, counts[c], 3.0, &random); // another shape, same count
         float *a = test_host(y);
@@ -85,7 +85,7 @@ static void test_copy_same_type(void **state) {
     const enum dtype dtypes[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_F64, DTYPE_I32, DTYPE_U8};
     for (int d = 0; d < 6; d++) {
         for (int c = 0; c < COUNTS; c++) {
-            device_init(c % 3 + 1);
+            device_init(c % 3 + 1, 1);
             size_t bytes = counts[c] * dtype_size(dtypes[d]);
             unsigned char *host = malloc(bytes + 1);
             for (size_t i = 0; i < bytes; i++) {
@@ -285,7 +285,7 @@ static void check_fill(fill_op *fill, double (*element)(uint64_t, float), size_t
                        struct place place) {
     void *kept = NULL;
     for (int threads = 1; threads <= 3; threads++) {
-        device_init(threads);
+        device_init(threads, 1);
         struct tensor y = test_tensor(rows, cols, DTYPE_F32);
         fill(y, KEY, place, 0.02f);
         float *got = test_host(y);
@@ -401,6 +401,6 @@ int main(void) {
         cmocka_unit_test(test_random_cut),
         cmocka_unit_test(test_random_moments),
     };
-    device_init(1);
+    device_init(1, 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,149 @@
+// What finds mistakes: ranks that call different things, ranks that do not come, and a log of
+// calls.
+#include "comm_mpi.h"
+#include "error.h"
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TEXT_BYTES = 160 };
+
+double clock_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+// Another rank prints the message and ends the job; if it does not, so do we.
+static void leave_it_to(int seconds) {
+    sleep((unsigned)seconds);
+}
+
+static bool has_root(enum comm_kind kind) {
+    return kind == COMM_BROADCAST || kind == COMM_SEND || kind == COMM_RECV;
+}
+
+// ---- signatures --------------------------------------------------------------------------------
+
+struct signature signature_of(const struct call *call) {
+    struct signature s;
+    memset(&s, 0, sizeof s); // padding, too, is compared
+    s.number = call->number;
+    s.count = call->count;
+    s.kind = call->kind;
+    s.dtype = call->dtype;
+    s.op = call->op;
+    s.root = has_root(call->kind) ? call->peer : -1;
+    return s;
+}
+
+// "all-reduce of 409600 x F32, sum (call 12)"
+static void signature_text(char *text, const struct signature *s) {
+    int length =
+        snprintf(text, TEXT_BYTES, "%s of %llu x %s", comm_kind_name((enum comm_kind)s->kind),
+                 (unsigned long long)s->count, dtype_name((enum dtype)s->dtype));
+    if (s->kind == COMM_ALL_REDUCE || s->kind == COMM_REDUCE_SCATTER) {
+        length += snprintf(text + length, TEXT_BYTES - (size_t)length, ", %s",
+                           s->op == COMM_SUM ? "sum" : "max");
+    }
+    if (s->root >= 0) {
+        length += snprintf(text + length, TEXT_BYTES - (size_t)length, ", root %d", (int)s->root);
+    }
+    snprintf(text + length, TEXT_BYTES - (size_t)length, " (call %llu)",
+             (unsigned long long)s->number);
+}
+
+void signatures_compare(const struct comm_group *g, const struct signature *signatures) {
+    for (int r = 1; r < g->size; r++) {
+        if (memcmp(&signatures[r], &signatures[0], sizeof signatures[0]) == 0) {
+            continue;
+        }
+        char first[TEXT_BYTES], other[TEXT_BYTES];
+        signature_text(first, &signatures[0]);
+        signature_text(other, &signatures[r]);
+        if (g->rank != 0) {
+            leave_it_to(5);
+        }
+        error_fatal(__FILE__, __LINE__,
+                    "the ranks of group %s call different collectives: rank 0 %s, rank %d %s; all "
+                    "must make the same calls in the same order",
+                    g->name, first, r, other);
+    }
+}
+
+// ---- ranks that do not come --------------------------------------------------------------------
+
+// "0 1 5"
+static void ranks_text(char *text, size_t size, const bool *set, int n, bool wanted) {
+    size_t length = 0;
+    text[0] = '\0';
+    for (int r = 0; r < n && length + 12 < size; r++) {
+        if (set[r] == wanted) {
+            length += (size_t)snprintf(text + length, size - length, " %d", r);
+        }
+    }
+}
+
+void report_late(const struct call *call, const bool *entered) {
+    const struct comm_group *g = call->group;
+    struct signature s = signature_of(call);
+    char text[TEXT_BYTES], in[1024], out[1024];
+    signature_text(text, &s);
+    if (call->kind == COMM_SEND || call->kind == COMM_RECV) {
+        error_fatal(__FILE__, __LINE__,
+                    "%s %s rank %d of group %s is not over after %g s (--comm-timeout)", text,
+                    call->kind == COMM_SEND ? "to" : "from", call->peer, g->name,
+                    comm_mpi_config.timeout_s);
+    }
+    for (int r = 0; r < g->rank; r++) {
+        if (entered[r]) {
+            leave_it_to(3); // the first of those who wait prints
+            break;
+        }
+    }
+    ranks_text(in, sizeof in, entered, g->size, true);
+    ranks_text(out, sizeof out, entered, g->size, false);
+    error_fatal(
+        __FILE__, __LINE__,
+        "%s in group %s is not complete after %g s (--comm-timeout): entered by rank%s, not "
+        "by rank%s; they are stopped, or busy, or call something else (--check-comm tells)",
+        text, g->name, comm_mpi_config.timeout_s, in, out);
+}
+
+// ---- log ---------------------------------------------------------------------------------------
+
+static FILE *calls_log;
+
+void log_calls_open(const char *prefix, int rank) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s.%d", prefix, rank);
+    calls_log = fopen(path, "w");
+    if (calls_log == NULL) {
+        error_user("--log-comm: cannot write %s: %m", path);
+    }
+    fputs("number\toperation\tgroup\tcount\tdtype\top\troot\n", calls_log);
+}
+
+void log_call(const struct call *call) {
+    if (calls_log == NULL) {
+        return;
+    }
+    bool reduces = call->kind == COMM_ALL_REDUCE || call->kind == COMM_REDUCE_SCATTER;
+    fprintf(calls_log, "%llu\t%s\t%s\t%zu\t%s\t%s\t", (unsigned long long)call->number,
+            comm_kind_name(call->kind), call->group->name, call->count, dtype_name(call->dtype),
+            !reduces               ? "-"
+            : call->op == COMM_SUM ? "sum"
+                                   : "max");
+    if (has_root(call->kind)) {
+        fprintf(calls_log, "%d\n", call->peer);
+    } else {
+        fputs("-\n", calls_log);
+    }
+}
+
+bool log_calls_close(void) {
+    bool good = calls_log == NULL || fclose(calls_log) == 0;
+    calls_log = NULL;
+    return good;
+}

@@ -1,0 +1,218 @@
+// Collectives between ranks of one machine: the memory that they share, and the barrier in it. How
+// the data moves is in comm_mpi_slots.c and comm_mpi_direct.c.
+#include "comm_mpi_shared.h"
+#include "error.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    SPINS = 2000, // looks at the other ranks before a rank sleeps
+    DIRECT_BYTES = 1 << 16, // below this, slots are faster
+};
+
+// ---- barrier -----------------------------------------------------------------------------------
+
+static bool all_arrived(const struct shared *s) {
+    for (int r = 0; r < s->group->size; r++) {
+        if (atomic_load(&s->ranks[r].arrivals) < s->barriers) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void late(const struct shared *s, const struct call *call) {
+    bool *entered = calloc((size_t)s->group->size, sizeof *entered);
+    CHECK(entered != NULL);
+    for (int r = 0; r < s->group->size; r++) {
+        entered[r] = atomic_load(&s->ranks[r].arrivals) >= s->barriers;
+    }
+    report_late(call, entered);
+}
+
+// Sleeps until all have arrived. A rank that arrives wakes the sleepers.
+static void barrier_sleep(struct shared *s, const struct call *call) {
+    double limit = comm_mpi_config.timeout_s;
+    double deadline = clock_s() + limit;
+    struct timespec until = {
+        .tv_sec = (time_t)deadline,
+        .tv_nsec = (long)((deadline - (double)(time_t)deadline) * 1e9),
+    };
+    bool expired = false;
+    pthread_mutex_lock(&s->header->mutex);
+    atomic_fetch_add(&s->header->sleepers, 1);
+    while (!all_arrived(s) && !expired) {
+        if (limit > 0) {
+            expired =
+                pthread_cond_timedwait(&s->header->arrived, &s->header->mutex, &until) == ETIMEDOUT;
+        } else {
+            pthread_cond_wait(&s->header->arrived, &s->header->mutex);
+        }
+    }
+    atomic_fetch_sub(&s->header->sleepers, 1);
+    pthread_mutex_unlock(&s->header->mutex);
+    if (expired && !all_arrived(s)) {
+        late(s, call);
+    }
+}
+
+void shared_barrier(struct shared *s, const struct call *call) {
+    s->barriers++;
+    atomic_store(&s->ranks[s->group->rank].arrivals, s->barriers);
+    if (atomic_load(&s->header->sleepers) > 0) {
+        pthread_mutex_lock(&s->header->mutex);
+        pthread_cond_broadcast(&s->header->arrived);
+        pthread_mutex_unlock(&s->header->mutex);
+    }
+    for (int i = 0; i < s->spins; i++) {
+        if (all_arrived(s)) {
+            return;
+        }
+        __asm__ volatile("" ::: "memory");
+    }
+    barrier_sleep(s, call);
+}
+
+// ---- a call
+// ---------------------------------------------------------------------------------------
+
+// All ranks look at the signatures of all.
+static void check(struct shared *s, const struct call *call) {
+    int n = s->group->size;
+    struct signature signatures[n];
+    s->ranks[s->group->rank].signature = signature_of(call);
+    shared_barrier(s, call);
+    for (int r = 0; r < n; r++) {
+        signatures[r] = s->ranks[r].signature;
+    }
+    signatures_compare(s->group, signatures);
+    shared_barrier(s, call); // nobody writes the next one before all have read
+}
+
+void shared_run(struct shared *s, const struct call *call) {
+    if (comm_mpi_config.check) {
+        check(s, call);
+    }
+    if (call->count == 0) {
+        return;
+    }
+    size_t parts = call->kind == COMM_ALL_REDUCE || call->kind == COMM_BROADCAST
+                       ? 1
+                       : (size_t)call->group->size;
+    bool small = call->count * parts * dtype_size(call->dtype) < DIRECT_BYTES;
+    if (s->direct && !small) {
+        direct_run(s, call);
+    } else {
+        slots_run(s, call);
+    }
+}
+
+// ---- the memory --------------------------------------------------------------------------------
+
+static size_t round_up(size_t bytes) {
+    return (bytes + 4095) / 4096 * 4096;
+}
+
+static size_t slots_offset(int n) {
+    return round_up(sizeof(struct shared_header) + CACHE_LINE_BYTES +
+                    (size_t)n * sizeof(struct shared_rank));
+}
+
+// Creates the file in memory; false if there is no room for it.
+static bool create(const char *name, size_t bytes) {
+    int file = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    if (file < 0) {
+        return false;
+    }
+    // A file with holes would end us with SIGBUS later, when there is no room.
+    bool whole = posix_fallocate(file, 0, (off_t)bytes) == 0;
+    close(file);
+    if (!whole) {
+        shm_unlink(name);
+    }
+    return whole;
+}
+
+static void *map(const char *name, size_t bytes) {
+    int file = shm_open(name, O_RDWR, 0);
+    if (file < 0) {
+        return MAP_FAILED;
+    }
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    return memory;
+}
+
+static void header_init(struct shared_header *h) {
+    pthread_mutexattr_t mutex;
+    pthread_condattr_t condition;
+    CHECK(pthread_mutexattr_init(&mutex) == 0);
+    CHECK(pthread_mutexattr_setpshared(&mutex, PTHREAD_PROCESS_SHARED) == 0);
+    CHECK(pthread_mutex_init(&h->mutex, &mutex) == 0);
+    CHECK(pthread_condattr_init(&condition) == 0);
+    CHECK(pthread_condattr_setpshared(&condition, PTHREAD_PROCESS_SHARED) == 0);
+    CHECK(pthread_condattr_setclock(&condition, CLOCK_MONOTONIC) == 0);
+    CHECK(pthread_cond_init(&h->arrived, &condition) == 0);
+}
+
+// Rank 0 creates, all map, rank 0 removes the name: nothing is left behind, however the job ends.
+static void *map_together(const struct comm_group *g, size_t bytes) {
+    static int number;
+    char name[64];
+    snprintf(name, sizeof name, "/shard-%d-%d", (int)getpid(), number++);
+    int created = g->rank == 0 && create(name, bytes);
+    MPI_Bcast(&created, 1, MPI_INT, 0, g->mpi);
+    MPI_Bcast(name, sizeof name, MPI_CHAR, 0, g->mpi);
+    void *memory = created ? map(name, bytes) : MAP_FAILED;
+    int mapped = memory != MAP_FAILED;
+    int all_mapped = 0;
+    MPI_Allreduce(&mapped, &all_mapped, 1, MPI_INT, MPI_MIN, g->mpi);
+    if (created && g->rank == 0) {
+        shm_unlink(name);
+    }
+    if (mapped && !all_mapped) {
+        munmap(memory, bytes);
+    }
+    return all_mapped ? memory : NULL;
+}
+
+struct shared *shared_open(const struct comm_group *g) {
+    size_t bytes = slots_offset(g->size) + ((size_t)g->size * 2 + 2) * SLOT_BYTES;
+    char *memory = map_together(g, bytes);
+    if (memory == NULL) {
+        if (g->rank == 0) {
+            fprintf(stderr,
+                    "Note: no room for %zu KiB in /dev/shm, so the ranks exchange messages, which "
+                    "is slower.\n",
+                    bytes / 1024);
+        }
+        return NULL;
+    }
+    struct shared *s = calloc(1, sizeof *s);
+    CHECK(s != NULL);
+    s->group = g;
+    s->memory = memory;
+    s->bytes = bytes;
+    s->header = (struct shared_header *)memory;
+    s->ranks =
+        (struct shared_rank *)(memory + (sizeof(struct shared_header) + CACHE_LINE_BYTES - 1) /
+                                            CACHE_LINE_BYTES * CACHE_LINE_BYTES);
+    s->slots = memory + slots_offset(g->size);
+    s->sums = s->slots + (size_t)g->size * 2 * SLOT_BYTES;
+    s->spins = g->size <= sysconf(_SC_NPROCESSORS_ONLN) ? SPINS : 0;
+    if (g->rank == 0) {
+        header_init(s->header);
+    }
+    MPI_Barrier(g->mpi);
+    s->direct = direct_possible(s);
+    return s;
+}
+
+void shared_close(struct shared *s) {
+    munmap(s->memory, s->bytes);
+    free(s);
+}
