@@ -13,8 +13,8 @@ extern "C" {
 /**
  * @brief Gets the device ready; call it once, before the first tensor.
  *
- * Local. On a CPU @p threads is the number of compute threads; results do not depend on it. On a GPU
- * it is ignored.
+ * Local. On a CPU @p threads is the number of compute threads; results do not depend on it. On a
+ * GPU it is ignored.
  * @param threads 0: the cores that this process may use, divided by @p sharers
  * @param sharers processes that share this machine, see comm_local_size()
  */
@@ -45,8 +45,8 @@ void device_upload(struct tensor t, const void *host);
  * complete. Local. */
 void device_download(void *host, struct tensor t);
 
-/** @brief Where the host can read and write the elements of @p t; NULL if it cannot, on a GPU. Local.
- * For the transports of comm.h alone. */
+/** @brief Where the host can read and write the elements of @p t; NULL if it cannot, on a GPU.
+ * Local. For the transports of comm.h alone. */
 void *device_host_view(struct tensor t);
 
 /** @brief Waits for everything enqueued so far. Local. */

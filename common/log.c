@@ -36,12 +36,20 @@ static void streams_reserve(void) {
     }
 }
 
+// mpirun gives every rank a terminal of its own and passes on what is written there, wherever its
+// own output goes. So behind mpirun only ./run can tell.
+static bool on_terminal(void) {
+    const char *told = getenv("SHARD_TERMINAL");
+    bool alone = strcmp(comm_transport(), "self") == 0;
+    return alone ? isatty(STDOUT_FILENO) == 1 : told != NULL && strcmp(told, "1") == 0;
+}
+
 struct log *log_open(struct log_config config) {
     streams_reserve();
     struct log *log = calloc(1, sizeof *log);
     CHECK(log != NULL);
     log->config = config;
-    log->terminal = !config.quiet && isatty(STDOUT_FILENO) == 1;
+    log->terminal = !config.quiet && on_terminal();
     clock_gettime(CLOCK_MONOTONIC, &log->start);
     if (config.json != NULL && !config.quiet) {
         log->json = fopen(config.json, "w");

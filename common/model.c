@@ -75,6 +75,22 @@ void saved_free(struct saved *s) {
     }
 }
 
+// FNV-1a (Fowler, Noll & Vo), but eight bytes at a time.
+uint64_t tensor_hash(struct tensor t, uint64_t hash) {
+    size_t bytes = tensor_count(t) * dtype_size(t.dtype);
+    size_t words = bytes / sizeof(uint64_t) + 1;
+    uint64_t *host = calloc(words, sizeof *host);
+    CHECK(host != NULL);
+    device_download(host, t);
+    hash ^= 0xcbf29ce484222325;
+    for (size_t i = 0; i < words; i++) {
+        hash = (hash ^ host[i]) * 0x100000001b3;
+        hash ^= hash >> 32;
+    }
+    free(host);
+    return hash;
+}
+
 struct batch batch_load(struct data *d, enum data_part part, uint64_t first_sample,
                         size_t samples) {
     struct batch b = {

@@ -171,6 +171,11 @@ size_t model_parameters(const struct model *m);
 /** @brief Frees all tensors of saved. Local. */
 void saved_free(struct saved *s);
 
+/** @brief A hash of a tensor's bytes and of @p hash, to chain several. Local; waits for the ops
+ * before.
+ */
+uint64_t tensor_hash(struct tensor t, uint64_t hash);
+
 /** @brief Loads samples onto the device, as a batch without scale and loss. Local. */
 struct batch batch_load(struct data *d, enum data_part part, uint64_t first_sample, size_t samples);
 

@@ -11,8 +11,8 @@
 extern "C" {
 #endif
 
-/** @brief Starts recording, if @p path is not NULL; else the other functions do nothing. Local; call
- * it once, before threads record. */
+/** @brief Starts recording, if @p path is not NULL; else the other functions do nothing. Local;
+ * call it once, before threads record. */
 void trace_start(const char *path);
 
 /** @brief Whether spans are recorded. Local. */
