@@ -132,6 +132,10 @@ double clock_s(void);
  * entered the call. */
 void report_late(const struct call *call, const bool *entered) __attribute__((noreturn));
 
+/** @brief Gives another rank, or mpirun, time to print the message and end the job. If it does not,
+ * the caller must. */
+void leave_it_to_others(int seconds);
+
 /** @brief Writes a line about a call to the log of --log-comm. */
 void log_call(const struct call *call);
 void log_calls_open(const char *prefix, int rank);

@@ -15,8 +15,7 @@ double clock_s(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-// Another rank prints the message and ends the job; if it does not, so do we.
-static void leave_it_to(int seconds) {
+void leave_it_to_others(int seconds) {
     sleep((unsigned)seconds);
 }
 
@@ -63,7 +62,7 @@ void signatures_compare(const struct comm_group *g, const struct signature *sign
         signature_text(first, &signatures[0]);
         signature_text(other, &signatures[r]);
         if (g->rank != 0) {
-            leave_it_to(5);
+            leave_it_to_others(5);
         }
         error_fatal(__FILE__, __LINE__,
                     "the ranks of group %s call different collectives: rank 0 %s, rank %d %s; all "
@@ -98,7 +97,7 @@ void report_late(const struct call *call, const bool *entered) {
     }
     for (int r = 0; r < g->rank; r++) {
         if (entered[r]) {
-            leave_it_to(3); // the first of those who wait prints
+            leave_it_to_others(3); // the first of those who wait prints
             break;
         }
     }

@@ -11,6 +11,7 @@
 // still reads.
 #include "comm_mpi_shared.h"
 #include "error.h"
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -39,8 +40,12 @@ static bool read_rank(const struct shared *s, int rank, void *to, const char *fr
 // Bytes `offset` … of rank's buffer.
 static void fetch(const struct shared *s, int rank, void *to, size_t offset, size_t bytes) {
     if (!read_rank(s, rank, to, s->ranks[rank].buffer + offset, bytes)) {
-        error_fatal(__FILE__, __LINE__, "cannot read the memory of rank %d of group %s: %m", rank,
-                    s->group->name);
+        int reason = errno;
+        if (reason == ESRCH) {
+            leave_it_to_others(5); // the rank is gone, and mpirun ends the job
+        }
+        error_fatal(__FILE__, __LINE__, "cannot read the memory of rank %d of group %s: %s", rank,
+                    s->group->name, strerror(reason));
     }
 }
 

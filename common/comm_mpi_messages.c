@@ -267,7 +267,8 @@ void messages_run(const struct call *call) {
 struct point {
     uint64_t ticket;
     struct call call;
-    MPI_Request *pieces;
+    MPI_Request *pieces; // (count)
+    MPI_Status *statuses; // (count)
     size_t count;
     double begin_s;
     struct point *next;
@@ -288,7 +289,8 @@ void messages_begin(const struct call *call, uint64_t ticket) {
         .next = points,
     };
     p->pieces = calloc(p->count, sizeof *p->pieces);
-    CHECK(p->pieces != NULL);
+    p->statuses = calloc(p->count, sizeof *p->statuses);
+    CHECK(p->pieces != NULL && p->statuses != NULL);
     for (size_t i = 0; i < p->count; i++) {
         size_t at = i * MESSAGE_BYTES;
         int length = (int)(bytes - at < MESSAGE_BYTES ? bytes - at : MESSAGE_BYTES);
@@ -308,9 +310,26 @@ size_t messages_pending(void) {
     return point_count;
 }
 
-static bool point_done(struct point *p) {
+// A receive must find what it expects: MPI itself complains only of too much.
+static void point_check(const struct point *p) {
+    size_t found = 0;
+    for (size_t i = 0; i < p->count; i++) {
+        int length = 0;
+        MPI_Get_count(&p->statuses[i], MPI_BYTE, &length);
+        found += (size_t)length;
+    }
+    size_t expected = p->call.count * dtype_size(p->call.dtype);
+    if (p->call.kind == COMM_RECV && found != expected) {
+        error_fatal(__FILE__, __LINE__,
+                    "recv from rank %d of group %s (call %llu): found %zu bytes, expected %zu",
+                    p->call.peer, p->call.group->name, (unsigned long long)p->call.number, found,
+                    expected);
+    }
+}
+
+static bool point_done(const struct point *p) {
     int done = 0;
-    MPI_Testall((int)p->count, p->pieces, &done, MPI_STATUSES_IGNORE);
+    MPI_Testall((int)p->count, p->pieces, &done, p->statuses);
     double limit = comm_mpi_config.timeout_s;
     if (!done && limit > 0 && clock_s() - p->begin_s > limit) {
         bool entered[p->call.group->size];
@@ -331,7 +350,9 @@ void messages_progress(void (*done)(uint64_t ticket, const struct call *call)) {
         }
         *link = p->next;
         point_count--;
+        point_check(p);
         done(p->ticket, &p->call);
+        free(p->statuses);
         free(p->pieces);
         free(p);
     }

@@ -2,10 +2,11 @@
 // the data moves is in comm_mpi_slots.c and comm_mpi_direct.c.
 #include "comm_mpi_shared.h"
 #include "error.h"
-#include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -34,45 +35,45 @@ static void late(const struct shared *s, const struct call *call) {
     report_late(call, entered);
 }
 
-// Sleeps until all have arrived. A rank that arrives wakes the sleepers.
+// Sleeps until somebody arrives, or the time is over. A futex and no mutex: a rank that is stopped
+// must not take a lock with it. Source: futex(2).
+static void sleep_until_arrival(struct shared *s, unsigned arrivals, double seconds) {
+    struct timespec limit = {
+        .tv_sec = (time_t)seconds,
+        .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9),
+    };
+    syscall(SYS_futex, &s->header->arrivals, FUTEX_WAIT, arrivals, &limit, NULL, 0);
+}
+
 static void barrier_sleep(struct shared *s, const struct call *call) {
     double limit = comm_mpi_config.timeout_s;
-    double deadline = clock_s() + limit;
-    struct timespec until = {
-        .tv_sec = (time_t)deadline,
-        .tv_nsec = (long)((deadline - (double)(time_t)deadline) * 1e9),
-    };
-    bool expired = false;
-    pthread_mutex_lock(&s->header->mutex);
+    double end = clock_s() + limit;
     atomic_fetch_add(&s->header->sleepers, 1);
-    while (!all_arrived(s) && !expired) {
-        if (limit > 0) {
-            expired =
-                pthread_cond_timedwait(&s->header->arrived, &s->header->mutex, &until) == ETIMEDOUT;
-        } else {
-            pthread_cond_wait(&s->header->arrived, &s->header->mutex);
+    for (;;) {
+        unsigned arrivals = atomic_load(&s->header->arrivals);
+        double left = limit > 0 ? end - clock_s() : 60;
+        if (all_arrived(s)) {
+            break;
         }
+        if (left <= 0) {
+            late(s, call);
+        }
+        sleep_until_arrival(s, arrivals, left);
     }
     atomic_fetch_sub(&s->header->sleepers, 1);
-    pthread_mutex_unlock(&s->header->mutex);
-    if (expired && !all_arrived(s)) {
-        late(s, call);
-    }
 }
 
 void shared_barrier(struct shared *s, const struct call *call) {
     s->barriers++;
     atomic_store(&s->ranks[s->group->rank].arrivals, s->barriers);
+    atomic_fetch_add(&s->header->arrivals, 1);
     if (atomic_load(&s->header->sleepers) > 0) {
-        pthread_mutex_lock(&s->header->mutex);
-        pthread_cond_broadcast(&s->header->arrived);
-        pthread_mutex_unlock(&s->header->mutex);
+        syscall(SYS_futex, &s->header->arrivals, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
     }
     for (int i = 0; i < s->spins; i++) {
         if (all_arrived(s)) {
             return;
         }
-        __asm__ volatile("" ::: "memory");
     }
     barrier_sleep(s, call);
 }
@@ -147,18 +148,6 @@ static void *map(const char *name, size_t bytes) {
     return memory;
 }
 
-static void header_init(struct shared_header *h) {
-    pthread_mutexattr_t mutex;
-    pthread_condattr_t condition;
-    CHECK(pthread_mutexattr_init(&mutex) == 0);
-    CHECK(pthread_mutexattr_setpshared(&mutex, PTHREAD_PROCESS_SHARED) == 0);
-    CHECK(pthread_mutex_init(&h->mutex, &mutex) == 0);
-    CHECK(pthread_condattr_init(&condition) == 0);
-    CHECK(pthread_condattr_setpshared(&condition, PTHREAD_PROCESS_SHARED) == 0);
-    CHECK(pthread_condattr_setclock(&condition, CLOCK_MONOTONIC) == 0);
-    CHECK(pthread_cond_init(&h->arrived, &condition) == 0);
-}
-
 // Rank 0 creates, all map, rank 0 removes the name: nothing is left behind, however the job ends.
 static void *map_together(const struct comm_group *g, size_t bytes) {
     static int number;
@@ -204,10 +193,6 @@ struct shared *shared_open(const struct comm_group *g) {
     s->slots = memory + slots_offset(g->size);
     s->sums = s->slots + (size_t)g->size * 2 * SLOT_BYTES;
     s->spins = g->size <= sysconf(_SC_NPROCESSORS_ONLN) ? SPINS : 0;
-    if (g->rank == 0) {
-        header_init(s->header);
-    }
-    MPI_Barrier(g->mpi);
     s->direct = direct_possible(s);
     return s;
 }

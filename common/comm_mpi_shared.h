@@ -3,7 +3,6 @@
 #define SHARD_COMM_MPI_SHARED_H
 
 #include "comm_mpi.h"
-#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/types.h>
 
@@ -21,8 +20,7 @@ struct shared_rank {
 
 // The memory: this, then a struct shared_rank for each rank, two slots for each rank, two for sums.
 struct shared_header {
-    pthread_mutex_t mutex; // with the condition: for ranks that sleep in a barrier
-    pthread_cond_t arrived;
+    atomic_uint arrivals; // of all ranks in all barriers: what sleepers wait for
     atomic_int sleepers;
 };
 
