@@ -1,5 +1,5 @@
 // Collectives between ranks. Three transports implement them: `self` (comm_self.c) for one process,
-// `mpi` (comm_mpi*.c) for many, and NCCL for GPUs; a program is linked with one.
+// `mpi` (mpi/) for many, and NCCL for GPUs; a program is linked with one.
 //
 // A collective is enqueued on the communication stream of its process and returns a handle; the
 // stream runs its calls one after the other, beside the computation. On a CPU the stream is a

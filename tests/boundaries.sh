@@ -60,7 +60,7 @@ shopt -s nullglob
 chapters=([0-9][0-9]_*/)
 chapters=("${chapters[@]%/}")
 chapter_files=([0-9][0-9]_*/*.[ch])
-core_files=(common/*.[ch])
+core_files=(common/*.[ch] common/mpi/*.[ch])
 headers=(common/*.h)
 if [ ${#chapter_files[@]} -eq 0 ] || [ ${#headers[@]} -eq 0 ]; then
     echo "boundaries: no chapters or no headers found in $root"
@@ -93,8 +93,8 @@ names=$(code "${core_files[@]}" |
     grep -E "^[^:]*:[0-9]*:.*(\<($foreign)|#[ \t]*pragma[ \t]+omp)" |
     while IFS= read -r found; do
         case $found in
-        common/comm_mpi*) rest=$(sed -E 's/\<O?MPI_\w*//g' <<<"${found#*:*:}") ;;
-        common/comm_nccl*) rest=$(sed -E 's/\<(MPI_|cuda|nccl)\w*//g' <<<"${found#*:*:}") ;;
+        common/mpi/*) rest=$(sed -E 's/\<O?MPI_\w*//g' <<<"${found#*:*:}") ;;
+        common/nccl/*) rest=$(sed -E 's/\<(MPI_|cuda|nccl)\w*//g' <<<"${found#*:*:}") ;;
         *) rest=${found#*:*:} ;;
         esac
         grep -qE "\<($foreign)|#[ \t]*pragma[ \t]+omp" <<<"$rest" && echo "$found"

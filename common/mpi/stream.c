@@ -5,9 +5,9 @@
 // the thread would take longer than most calls on a few bytes. Both hold `running` meanwhile, so
 // that the order holds. Sends and receives are begun in this order and end when they end; calls
 // behind them do not wait.
-#include "comm_mpi.h"
 #include "error.h"
 #include "trace.h"
+#include "transport.h"
 #include <pthread.h>
 #include <time.h>
 

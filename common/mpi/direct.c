@@ -9,8 +9,8 @@
 //
 // Barriers: before, so that all buffers are there; after, so that nobody changes his while another
 // still reads.
-#include "comm_mpi_shared.h"
 #include "error.h"
+#include "shared.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

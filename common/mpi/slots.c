@@ -14,8 +14,8 @@
 // Why two slots are enough: chunk k + 1 goes into the slot of chunk k - 1. It is written after the
 // barrier of chunk k, which no rank enters before it has read chunk k - 1. Chunks are numbered
 // through all calls of a group, so this holds between calls, too.
-#include "comm_mpi_shared.h"
 #include "error.h"
+#include "shared.h"
 #include <string.h>
 
 static char *slot(const struct shared *s, int rank, uint64_t chunk) {

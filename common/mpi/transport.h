@@ -1,18 +1,18 @@
-// Inside of the MPI transport; what the files comm_mpi*.c share.
+// Inside of the MPI transport; what its files share.
 //
-//     comm_mpi.c           start, groups, the functions of comm.h
-//     comm_mpi_stream.c    the communication stream: a queue of calls and a thread that runs them
-//     comm_mpi_shared.c    ranks of one machine: the memory that they share, and a barrier
-//     comm_mpi_slots.c     collectives through slots in that memory
-//     comm_mpi_direct.c    collectives that read the other ranks' memory
-//     comm_mpi_messages.c  collectives through MPI's messages; send and receive
-//     comm_mpi_reduce.c    sums in rank order
-//     comm_mpi_check.c     signatures, time limits, logs
+//     comm.c      start, groups, the functions of comm.h
+//     stream.c    the communication stream: a queue of calls and a thread that runs them
+//     shared.c    ranks of one machine: the memory that they share, and a barrier
+//     slots.c     collectives through slots in that memory
+//     direct.c    collectives that read the other ranks' memory
+//     messages.c  collectives through MPI's messages; send and receive
+//     reduce.c    sums in rank order
+//     check.c     signatures, time limits, logs
 //
 // All MPI calls but those of start and end are made by whoever holds the stream (MPI's thread level
 // "serialized").
-#ifndef SHARD_COMM_MPI_H
-#define SHARD_COMM_MPI_H
+#ifndef SHARD_MPI_TRANSPORT_H
+#define SHARD_MPI_TRANSPORT_H
 
 #include "comm.h"
 #include <mpi.h>

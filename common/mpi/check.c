@@ -1,7 +1,7 @@
 // What finds mistakes: ranks that call different things, ranks that do not come, and a log of
 // calls.
-#include "comm_mpi.h"
 #include "error.h"
+#include "transport.h"
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

@@ -1,8 +1,8 @@
 // The transport for many processes: Open MPI starts them and carries messages between machines.
-#include "comm_mpi.h"
 #include "device.h"
 #include "error.h"
 #include "trace.h"
+#include "transport.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

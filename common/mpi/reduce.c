@@ -2,8 +2,8 @@
 // rank 2's, … whoever adds them. So a sum does not depend on the algorithm, and is the same bits in
 // every run.
 #include "cast.h"
-#include "comm_mpi.h"
 #include "error.h"
+#include "transport.h"
 #include <math.h>
 #include <string.h>
 

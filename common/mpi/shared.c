@@ -1,6 +1,6 @@
 // Collectives between ranks of one machine: the memory that they share, and the barrier in it. How
-// the data moves is in comm_mpi_slots.c and comm_mpi_direct.c.
-#include "comm_mpi_shared.h"
+// the data moves is in slots.c and direct.c.
+#include "shared.h"
 #include "error.h"
 #include <fcntl.h>
 #include <linux/futex.h>

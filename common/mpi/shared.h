@@ -1,8 +1,8 @@
-// Ranks that share memory; what comm_mpi_shared.c, comm_mpi_slots.c and comm_mpi_direct.c share.
-#ifndef SHARD_COMM_MPI_SHARED_H
-#define SHARD_COMM_MPI_SHARED_H
+// Ranks that share memory; what shared.c, slots.c and direct.c share.
+#ifndef SHARD_MPI_SHARED_H
+#define SHARD_MPI_SHARED_H
 
-#include "comm_mpi.h"
+#include "transport.h"
 #include <stdatomic.h>
 #include <sys/types.h>
 
