@@ -1,8 +1,9 @@
 // A Llama 2 transformer, cut into units: embedding, blocks, head.
 //
-//   unit 0       tokens -> x                                   x = E[token]
-//   unit 1 … L   x -> x + attention(norm(x)) -> + mlp(norm(·))  the blocks
-//   unit L+1     x -> logits = W norm(x) -> loss
+//   unit 0       the embedding:  y = E[token]
+//   unit 1 … L   the blocks:     x2 = x + attention(norm(x))
+//                                y = x2 + mlp(norm(x2))
+//   unit L+1     the head:       logits = W norm(x), and their loss
 //
 // The arithmetic is that of Hugging Face's LlamaForCausalLM, and so are the parameters' names:
 // RMSNorm, rotary positions in the rotate-half form, causal attention with grouped key and value
@@ -45,7 +46,7 @@ enum {
     K, // (B*T, G*D) rotated
     VALUE, // (B*T, G*D)
     ATTENTION, // (B*T, H*D)
-    LSE, // (B*T, H)
+    LSE, // (B*T, H) log of the sum of exp(scores): backward makes the softmax from it
     X2, // (B*T, C) after attention
     NORM2, // (B*T, C)
     GATE, // (B*T, F)
@@ -155,23 +156,28 @@ const struct arg *model_args(struct model *m) {
     const struct arg args[] = {
         {"--size", ARG_CHOICE, &m->size, .choices = "tiny|small|medium", .group = "Model",
          .help = "sizes and batch, each of which has a flag too"},
-        {"--vocab", ARG_INT, &m->vocab, 1, 1 << 20, .absent = "by --size", .help = "vocabulary"},
-        {"--dim", ARG_INT, &m->dim, 1, 1 << 20, .absent = "by --size", .help = "width"},
-        {"--layers", ARG_INT, &m->layers, 1, 1000, .absent = "by --size", .help = "blocks"},
-        {"--heads", ARG_INT, &m->heads, 1, 4096, .absent = "by --size", .help = "query heads"},
+        {"--vocab", ARG_INT, &m->vocab, 1, 1 << 20, .absent = "by --size",
+         .help = "size of the vocabulary"},
+        {"--dim", ARG_INT, &m->dim, 1, 1 << 20, .absent = "by --size",
+         .help = "width of the model"},
+        {"--layers", ARG_INT, &m->layers, 1, 1000, .absent = "by --size",
+         .help = "number of blocks"},
+        {"--heads", ARG_INT, &m->heads, 1, 4096, .absent = "by --size",
+         .help = "query heads of a block"},
         {"--kv-heads", ARG_INT, &m->kv_heads, 1, 4096, .absent = "by --size",
-         .help = "key and value heads"},
+         .help = "key and value heads of a block"},
         {"--hidden", ARG_INT, &m->hidden, 1, 1 << 20, .absent = "by --size",
          .help = "width inside the MLP"},
         {"--seq", ARG_INT, &m->seq, 1, 1 << 20, .absent = "by --size",
          .help = "positions of a sample"},
         {"--norm-eps", ARG_DOUBLE, &m->norm_eps, 0, 1, .help = "epsilon of RMSNorm"},
         {"--rope-theta", ARG_DOUBLE, &m->rope_theta, 1, 1e9, .help = "base of the rotary angles"},
-        {"--dropout", ARG_DOUBLE, &m->dropout, 0, 0.99, .help = "after attention and MLP"},
+        {"--dropout", ARG_DOUBLE, &m->dropout, 0, 0.99,
+         .help = "share that is dropped after attention and MLP"},
         {"--sample", ARG_INT, &m->options->sample, 0, 1 << 20, .unit = "N",
-         .help = "bytes of text that the trained model writes"},
+         .help = "let the trained model write N bytes of text"},
         {"--temperature", ARG_DOUBLE, &m->options->temperature, 0, 100,
-         .help = "of the samples; 0: always the likeliest byte"},
+         .help = "chance in that text; 0: always the likeliest byte"},
         {0},
     };
     memcpy(m->args, args, sizeof args);
@@ -403,7 +409,7 @@ void unit_init(const struct model *m, int u, struct tensor params) {
             .purpose = RANDOM_INIT,
             .id = u * UNIT_PARAMS_MAX + i,
         };
-        if (p[i].decay) {
+        if (p[i].decay) { // the matrices, and only they, decay
             ops_random_normal(values, key, p[i].place, 0.02f);
         } else {
             ops_fill(values, 1); // the weights of norms
@@ -609,7 +615,7 @@ static void block_backward(const struct model *m, int u, struct tensor params, s
 
 // Stores the sum of the cross entropies, and how many bytes were guessed right.
 static void cross_entropy(const struct model *m, const struct batch *b, struct tensor *t) {
-    size_t first_col = 0;
+    size_t first_col = 0; // this rank has all columns of the logits
     t[ROW_MAX] = activation(t[LOGITS].rows, 1);
     t[ROW_SUM] = activation(t[LOGITS].rows, 1);
     struct tensor target_logit = activation(t[LOGITS].rows, 1);
@@ -634,7 +640,7 @@ static struct tensor head_backward(const struct model *m, int u, struct tensor p
     struct views w = views(m, u, params);
     struct views dw = views(m, u, grads);
     const struct tensor *t = saved->t;
-    size_t first_col = 0;
+    size_t first_col = 0; // this rank has all columns of the logits
     ops_cross_entropy_backward(t[LOGITS], t[ROW_MAX], t[ROW_SUM], b->targets, first_col, m->vocab,
                                b->scale); // logits become their gradients
     struct tensor dnorm = tensor_like(t[HEAD_NORM]);

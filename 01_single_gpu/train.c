@@ -66,6 +66,7 @@ struct trainer {
     int64_t steps_per_epoch;
     int64_t steps; // of the whole training
     int64_t step; // done so far
+    bool diverged; // a loss or a norm was no number
     struct checkpoint checkpoint;
     struct log *log;
 };
@@ -203,9 +204,8 @@ static void trainer_init(struct trainer *t, int argc, char **argv) {
     params_init(t);
     pieces_init(t);
     steps_init(t);
-    t->saved = calloc(t->o->micro_batches * t->units, sizeof *t->saved);
-    t->batches = calloc(t->o->micro_batches, sizeof *t->batches);
-    CHECK(t->saved != NULL && t->batches != NULL);
+    t->saved = mem_table(t->o->micro_batches * t->units, sizeof *t->saved);
+    t->batches = mem_table(t->o->micro_batches, sizeof *t->batches);
     t->losses = tensor_alloc(t->o->micro_batches, 2, DTYPE_F64, MEM_ACTIVATIONS);
     t->checkpoint = (struct checkpoint){
         .model = t->model,
@@ -354,10 +354,9 @@ static void update(struct trainer *t, double norm, double lr) {
 
 // ---- evaluation and text -----------------------------------------------------------------------
 
-// Whether a signal asked to stop, such as Ctrl-C.
+// Whether to end early: after a loss that is no number, or a signal such as Ctrl-C.
 static bool stopping(struct trainer *t) {
-    (void)t;
-    return stop_requested();
+    return t->diverged || stop_requested();
 }
 
 // Loss sum and right answers of each validation batch, in sums[2*i] and sums[2*i + 1].
@@ -396,14 +395,16 @@ static void evaluate(struct trainer *t, struct log_step *s) {
 }
 
 // The logits of the first validation sample, for comparison with other people's code.
-static void write_logits(struct trainer *t) {
+static bool write_logits(struct trainer *t) {
+    const char *path = t->checkpoint.writer ? t->o->logits : NULL;
     struct saved *last = &t->saved[t->units - 1];
     t->batches[0] = batch_load(t->data, DATA_VALIDATION, 0, 1);
     t->batches[0].loss = tensor_view(t->losses, 0, 1, 2);
     forward(t, 0, (struct tensor){0});
-    logits_write(t->o->logits, t->batches[0].input, unit_logits(t->model, last));
+    bool written = logits_write(path, t->batches[0].input, unit_logits(t->model, last));
     saved_free(last);
     batch_free(&t->batches[0]);
+    return written;
 }
 
 // Text by the trained model: each byte is drawn from what the model predicts after those before.
@@ -412,7 +413,7 @@ static void sample(struct trainer *t) {
     size_t length = 1;
     int32_t *text = calloc(T + t->o->sample, sizeof *text);
     CHECK(text != NULL);
-    text[0] = '\n';
+    text[0] = data_prompt(t->data);
     for (int64_t i = 0; i < t->o->sample; i++) {
         size_t from = length > T ? length - T : 0;
         t->batches[0] = batch_prompt(text + from, T);
@@ -472,9 +473,7 @@ static void report_header(struct trainer *t) {
              (long)largest, (long)t->o->micro_batches);
     log_line(t->log, "training", "%ld steps, %ld an epoch, %s, lr %g %s", (long)t->steps,
              (long)t->steps_per_epoch, t->o->optimizer, t->o->lr, t->o->schedule);
-    if (t->step > 0) {
-        log_line(t->log, "resumed", "after step %ld", (long)t->step);
-    }
+    checkpoint_report(&t->checkpoint, t->log, t->step, t->steps);
 }
 
 static bool eval_due(const struct trainer *t, int64_t end) {
@@ -482,11 +481,16 @@ static bool eval_due(const struct trainer *t, int64_t end) {
     return t->step == end || (every > 0 && t->step % every == 0);
 }
 
+static bool save_due(const struct trainer *t, int64_t end) {
+    int64_t every = t->o->save_every;
+    return every > 0 && t->step % every == 0 && t->step < end && !t->diverged;
+}
+
 static bool save(struct trainer *t) {
     return t->o->save == NULL || checkpoint_save(&t->checkpoint, t->step);
 }
 
-// Trains to the end of this run; false if what it leaves could not be written.
+// Trains to the end of this run; false if it diverged or what it leaves could not be written.
 static bool train(struct trainer *t) {
     int64_t begin = t->step;
     int64_t end = t->steps;
@@ -499,9 +503,9 @@ static bool train(struct trainer *t) {
         if (eval_due(t, end)) {
             evaluate(t, &s);
         }
-        dump_step(&t->checkpoint, s.step == begin + 1, s.step, s.loss, s.grad_norm);
-        log_report(t->log, &s);
-        if (t->o->save_every > 0 && t->step % t->o->save_every == 0 && t->step < end) {
+        dump_step(&t->checkpoint, s.step, s.loss, s.grad_norm);
+        t->diverged = !log_report(t->log, &s);
+        if (save_due(t, end)) {
             save(t);
         }
     }
@@ -510,13 +514,14 @@ static bool train(struct trainer *t) {
             .step = t->step,
         };
         evaluate(t, &s);
-        log_evaluation(t->log, &s);
+        t->diverged = !log_evaluation(t->log, &s);
     }
     if (stopping(t)) {
-        log_line(t->log, "stopped", "after step %ld, by a signal", (long)t->step);
+        log_line(t->log, "stopped", "after step %ld, %s", (long)t->step,
+                 t->diverged ? "since it diverged" : "by a signal");
     }
     bool dumped = dump_values(&t->checkpoint, "final", VALUES_PARAM);
-    return save(t) && dumped;
+    return !t->diverged && save(t) && dumped;
 }
 
 int main(int argc, char **argv) {
@@ -524,18 +529,18 @@ int main(int argc, char **argv) {
     stop_init();
     trainer_init(&t, argc, argv);
     report_header(&t);
-    bool saved = train(&t);
-    if (t.o->sample > 0 && !stop_requested()) {
+    bool good = train(&t);
+    if (t.o->sample > 0 && !stopping(&t)) {
         sample(&t);
     }
-    if (t.o->logits != NULL && !stop_requested()) {
-        write_logits(&t);
+    if (t.o->logits != NULL && !stopping(&t)) {
+        good = write_logits(&t) && good;
     }
     struct mem_stats mem = mem_stats();
     log_summary(t.log, &mem);
-    bool traced = trace_finish(comm_self());
-    log_close(t.log);
+    good = trace_finish(comm_self()) && good;
+    good = log_close(t.log) && good;
     trainer_free(&t);
     int code = stop_exit_code();
-    return code != 0 ? code : saved && traced ? 0 : 1;
+    return code != 0 ? code : good ? 0 : 1;
 }

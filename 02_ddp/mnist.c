@@ -90,7 +90,7 @@ struct model *model_create(struct options *o) {
 const struct arg *model_args(struct model *m) {
     const struct arg args[] = {
         {"--dropout", ARG_DOUBLE, &m->dropout, 0, 0.99, .group = "Model",
-         .help = "before fc2; half of it before fc1"},
+         .help = "share that is dropped before fc2; half of it before fc1"},
         {0},
     };
     memcpy(m->args, args, sizeof args);

@@ -95,14 +95,14 @@ static size_t name_distance(const char *a, size_t a_length, const char *b, size_
     return edit_distance(a, a_length, b, b_length);
 }
 
-// The flag that the user may have meant, or NULL: at most half of the letters differ.
+// The flag that the user may have meant, or NULL: about a third of the letters may differ.
 static const char *nearest_name(const char *word, size_t length) {
     while (length > 0 && *word == '-') {
         word++;
         length--;
     }
     const char *nearest = NULL;
-    size_t least = length / 2 + 1;
+    size_t least = (length + 1) / 3 + 1;
     if (length > NAME_BYTES_MAX) {
         return NULL;
     }
@@ -121,10 +121,11 @@ static void refuse_word(const char *word, size_t length) {
     const char *what = strncmp(word, "--", 2) == 0 ? "unknown flag" : "unexpected word";
     const char *nearest = nearest_name(word, length);
     if (nearest != NULL) {
-        error_user("%s %.*s; did you mean %s? --help lists all flags", what, (int)length, word,
-                   nearest);
+        error_user("%s %.*s; did you mean %s? --help lists all flags of %s", what, (int)length,
+                   word, nearest, program_invocation_short_name);
     }
-    error_user("%s %.*s; --help lists all flags", what, (int)length, word);
+    error_user("%s %.*s; --help lists all flags of %s", what, (int)length, word,
+               program_invocation_short_name);
 }
 
 // ---- values ------------------------------------------------------------------------------------
@@ -354,13 +355,25 @@ static void help_print(const char *program) {
     printf("\nHelp\n  %-*s%s\n", HELP_INDENT - 2, "--help", "print this text and exit");
 }
 
+static bool flush_output(void) {
+    bool failed = fflush(stdout) != 0;
+    return !failed && ferror(stdout) == 0;
+}
+
 static void help_if_asked(int argc, char **argv, const char *program) {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             if (error_rank() == 0) {
                 help_print(program);
             }
+            if (!flush_output()) {
+                fprintf(stderr, "%s: --help could not be printed: %s\n",
+                        program_invocation_short_name, strerror(errno));
+                exit(1);
+            }
             exit(0);
+        } else if (strncmp(argv[i], "--help=", 7) == 0) {
+            error_user("--help takes no argument; found \"%s\"", argv[i] + 7);
         }
     }
 }

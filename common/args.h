@@ -42,9 +42,10 @@ struct arg {
  * @brief Fills the values of several tables from the command line.
  *
  * Local. Takes `--name value` and `--name=value`. `--help` prints all flags with their defaults and
- * exits 0 (rank 0 prints, see error_rank()). An unknown flag (the nearest name is suggested), a
- * flag given twice, a missing or malformed argument, a number out of its range or with a fraction
- * where none may be, and a word that is not a flag are the user's mistake: error_user().
+ * exits 0 (rank 0 prints, see error_rank()), 1 if they cannot be printed. An unknown flag (the
+ * nearest name is suggested), a flag given twice, a missing or malformed argument, a number out of
+ * its range or with a fraction where none may be, and a word that is not a flag are the user's
+ * mistake: error_user().
  * @param program  one line for --help: what the program does
  * @param tables   (table_count) tables, each ended by ARG_NONE; copied, but not their strings
  */

@@ -1,10 +1,12 @@
 #include "checkpoint.h"
+#include "config.h"
 #include "error.h"
 #include "files.h"
 #include "optimizer.h"
 #include "safetensors.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,13 +14,18 @@
 #include <unistd.h>
 
 enum {
-    PATH_SIZE = 4096,
+    PATH_SIZE = FILES_PATH_SIZE,
+    NAME_SIZE = 64, // of the longest name in a folder, and more
     TEXT_SIZE = ERROR_TEXT_SIZE,
 };
+
+static const int64_t STEP_MAX = 1000000000000; // as --steps
 
 struct values_file {
     const struct safetensors *file;
     const struct safetensors_entry *entry;
+    const char *path;
+    bool squares; // averages of squares, which are not negative
 };
 
 static const char *const CHECKPOINT_FILES[] = {
@@ -28,6 +35,7 @@ static const char *const CHECKPOINT_FILES[] = {
     NULL,
 };
 
+// Paths that flags name are short enough: see named_look().
 static void path_join(char *out, const char *dir, const char *name) {
     CHECK(snprintf(out, PATH_SIZE, "%s/%s", dir, name) < PATH_SIZE);
 }
@@ -116,8 +124,21 @@ static void output_begin(struct output *out, const struct checkpoint *c, const c
     free(entries);
 }
 
+// A model that has numbers that are none must not take the place of a good one.
+static void check_finite(struct output *out, const struct param *p, const float *x, size_t count) {
+    size_t i = 0;
+    while (i < count && isfinite(x[i])) {
+        i++;
+    }
+    if (i < count) {
+        error_text(out->error, sizeof out->error, "element %zu of %s is %s", i, p->name,
+                   isnan(x[i]) ? "not a number" : "infinite");
+    }
+}
+
 // Writes one kind of values. All ranks take part until the last parameter, also after a failure.
-static void output_values(struct output *out, const struct checkpoint *c, enum values what) {
+static void output_values(struct output *out, const struct checkpoint *c, enum values what,
+                          bool finite) {
     struct cursor cursor = cursor_begin(c);
     const struct param *p;
     while ((p = cursor_next(&cursor)) != NULL) {
@@ -128,6 +149,9 @@ static void output_values(struct output *out, const struct checkpoint *c, enum v
             CHECK(whole != NULL);
         }
         c->collect(c->trainer, what, cursor.u, cursor.i, whole);
+        if (finite && out->writer != NULL && out->error[0] == '\0') {
+            check_finite(out, p, whole, count);
+        }
         if (out->writer != NULL && out->error[0] == '\0') {
             safetensors_write(out->writer, whole, count * sizeof *whole, out->error,
                               sizeof out->error);
@@ -168,40 +192,67 @@ static void write_model(const struct checkpoint *c, const char *dir, char *error
     if (c->writer && error[0] == '\0') {
         output_begin(&out, c, path, kinds, 1, pairs, 1);
     }
-    output_values(&out, c, VALUES_PARAM);
+    output_values(&out, c, VALUES_PARAM, true);
     output_end(&out);
     if (error[0] == '\0') {
         snprintf(error, size, "%s", out.error);
     }
 }
 
-struct training_facts {
-    char step[32];
-    char batch[32];
-    char seed[32];
-    char data[32];
+enum { FACTS = 12 };
+
+// What training.safetensors says of a training, in its metadata.
+struct fact {
+    const char *key;
+    const char *flag; // of a setting that a resumed run may change; else NULL
+    char text[40];
 };
 
-static struct training_facts facts(const struct checkpoint *c, int64_t step) {
-    struct training_facts f;
-    snprintf(f.step, sizeof f.step, "%" PRId64, step);
-    snprintf(f.batch, sizeof f.batch, "%" PRId64, c->options->batch);
-    snprintf(f.seed, sizeof f.seed, "%" PRId64, c->options->seed);
-    snprintf(f.data, sizeof f.data, "%016" PRIx64, data_hash(c->data));
-    return f;
+static void fact_int(struct fact *f, const char *key, const char *flag, int64_t value) {
+    f->key = key;
+    f->flag = flag;
+    snprintf(f->text, sizeof f->text, "%" PRId64, value);
+}
+
+static void fact_double(struct fact *f, const char *key, const char *flag, double value) {
+    f->key = key;
+    f->flag = flag;
+    snprintf(f->text, sizeof f->text, "%.17g", value);
+}
+
+static void fact_text(struct fact *f, const char *key, const char *flag, const char *value) {
+    f->key = key;
+    f->flag = flag;
+    snprintf(f->text, sizeof f->text, "%s", value);
+}
+
+static void facts(const struct checkpoint *c, int64_t step, struct fact *f) {
+    const struct options *o = c->options;
+    char hash[20];
+    snprintf(hash, sizeof hash, "%016" PRIx64, data_hash(c->data));
+    fact_int(f++, "step", NULL, step);
+    fact_int(f++, "batch", NULL, o->batch);
+    fact_int(f++, "seed", NULL, o->seed);
+    fact_text(f++, "data", NULL, hash);
+    fact_text(f++, "optimizer", NULL, o->optimizer);
+    fact_int(f++, "steps", "--steps", o->steps);
+    fact_int(f++, "epochs", "--epochs", o->epochs);
+    fact_double(f++, "lr", "--lr", o->lr);
+    fact_double(f++, "min_lr", "--min-lr", o->min_lr);
+    fact_int(f++, "warmup", "--warmup", o->warmup);
+    fact_text(f++, "schedule", "--schedule", o->schedule);
+    fact_double(f++, "gamma", "--gamma", o->gamma);
 }
 
 static void write_training(const struct checkpoint *c, const char *dir, int64_t step, char *error,
                            size_t size) {
-    struct training_facts f = facts(c, step);
-    const struct safetensors_pair pairs[] = {
-        {"step", f.step},
-        {"batch", f.batch},
-        {"seed", f.seed},
-        {"data", f.data},
-        {"optimizer", c->options->optimizer},
-    };
+    struct fact f[FACTS];
+    struct safetensors_pair pairs[FACTS];
     enum values kinds[OPTIMIZER_STATES_MAX];
+    facts(c, step, f);
+    for (size_t i = 0; i < FACTS; i++) {
+        pairs[i] = (struct safetensors_pair){f[i].key, f[i].text};
+    }
     int states = optimizer_states(c->options);
     for (int k = 0; k < states; k++) {
         kinds[k] = (enum values)(VALUES_STATE + k);
@@ -210,10 +261,10 @@ static void write_training(const struct checkpoint *c, const char *dir, int64_t 
     char path[PATH_SIZE];
     path_join(path, dir, "training.safetensors");
     if (c->writer && error[0] == '\0') {
-        output_begin(&out, c, path, kinds, (size_t)states, pairs, sizeof pairs / sizeof pairs[0]);
+        output_begin(&out, c, path, kinds, (size_t)states, pairs, FACTS);
     }
     for (int k = 0; k < states; k++) {
-        output_values(&out, c, kinds[k]);
+        output_values(&out, c, kinds[k], true);
     }
     output_end(&out);
     if (error[0] == '\0') {
@@ -240,7 +291,7 @@ bool checkpoint_save(const struct checkpoint *c, int64_t step) {
         files_folder_abandon(folder);
     }
     if (error[0] != '\0') {
-        fprintf(stderr, "warning: no checkpoint saved after step %" PRId64 ": %s\n", step, error);
+        error_warning("no checkpoint saved after step %" PRId64 ": %s", step, error);
     }
     return error[0] == '\0';
 }
@@ -291,6 +342,13 @@ void values_read(const struct values_file *file, size_t first, size_t count, flo
     }
     for (size_t i = 0; i < count; i++) {
         out[i] = element(raw, dtype, i);
+        if (!isfinite(out[i]) || (file->squares && out[i] < 0)) {
+            error_user("%s: element %zu of the tensor %s is %g; expected a finite number%s: this "
+                       "is what a training left that failed; name an older checkpoint",
+                       file->path, first + i, file->entry->name,
+                       isnan(out[i]) ? (double)NAN : (double)out[i],
+                       file->squares ? " that is not negative" : "");
+        }
     }
     free(raw);
 }
@@ -342,6 +400,8 @@ static void load_values(const struct checkpoint *c, const struct safetensors *fi
         struct values_file values = {
             .file = file,
             .entry = entry_find(file, path, name, p),
+            .path = path,
+            .squares = what >= VALUES_STATE && strncmp(name, "exp_avg.", strlen("exp_avg.")) != 0,
         };
         c->place(c->trainer, what, cursor.u, cursor.i, &values);
     }
@@ -391,70 +451,10 @@ static struct safetensors *open_or_end(const char *dir, const char *name, char *
     return file;
 }
 
-// The text after "key": in a config.json, or NULL.
-static const char *config_value(const char *json, const char *key) {
-    char quoted[80];
-    snprintf(quoted, sizeof quoted, "\"%s\":", key);
-    const char *at = strstr(json, quoted);
-    return at != NULL ? at + strlen(quoted) : NULL;
-}
-
-// The beginning of a small file as a string, or NULL; free() it.
-static char *read_small(const char *path) {
-    enum { MAX = 1 << 16 };
-    char error[TEXT_SIZE];
-    FILE *file = files_open(path, NULL, error, sizeof error);
-    if (file == NULL) {
-        return NULL;
-    }
-    char *text = calloc(MAX + 1, 1);
-    CHECK(text != NULL);
-    size_t got = fread(text, 1, MAX, file);
-    text[got] = '\0';
-    fclose(file);
-    return text;
-}
-
-// Ends unless a key has the same value in both texts, or is missing in theirs.
-static void same_value(const char *path, const char *key, const char *ours, const char *theirs) {
-    const char *a = config_value(ours, key), *b = config_value(theirs, key);
-    char our[40] = "", their[40] = "";
-    if (a == NULL || b == NULL) {
-        return;
-    }
-    CHECK(sscanf(a, " %39[^,}\n]", our) == 1);
-    bool number = our[0] != '"';
-    bool same = sscanf(b, " %39[^,}\n]", their) == 1 &&
-                (number ? strtod(our, NULL) == strtod(their, NULL) : strcmp(our, their) == 0);
-    if (!same) {
-        error_user("%s: %s is %s there and %s in this run; give the sizes that the checkpoint was "
-                   "made with",
-                   path, key, their, our);
-    }
-}
-
-// Sizes that no shape shows, such as the number of heads, change what the same weights compute.
-static void check_config(const struct checkpoint *c, const char *dir) {
-    static const char *const keys[] = {
-        "model_type", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_theta",
-    };
-    char path[PATH_SIZE], ours[4096] = "";
-    path_join(path, dir, "config.json");
-    char *theirs = read_small(path);
-    FILE *file = fmemopen(ours, sizeof ours - 1, "w");
-    CHECK(file != NULL);
-    model_write_config(c->model, file);
-    CHECK(fclose(file) == 0);
-    for (size_t i = 0; theirs != NULL && i < sizeof keys / sizeof keys[0]; i++) {
-        same_value(path, keys[i], ours, theirs);
-    }
-    free(theirs);
-}
-
 static void load_model(const struct checkpoint *c, const char *dir) {
     char path[PATH_SIZE];
     struct safetensors *file = open_or_end(dir, "model.safetensors", path);
-    check_config(c, dir);
+    config_check(c->model, dir, c->writer);
     refuse_strangers(c, file, path, VALUES_PARAM, 1);
     load_values(c, file, path, VALUES_PARAM);
     safetensors_close(file);
@@ -469,37 +469,74 @@ static const char *fact(const struct safetensors *file, const char *path, const 
     return value;
 }
 
-static void same_fact(const struct safetensors *file, const char *path, const char *key,
-                      const char *now, const char *fix) {
-    const char *then = fact(file, path, key);
-    if (strcmp(then, now) != 0) {
-        error_user("%s: the training was begun with %s %s, this run has %s; %s", path, key, then,
-                   now, fix);
+static void same_fact(const struct safetensors *file, const char *path, const struct fact *now) {
+    const char *then = fact(file, path, now->key);
+    if (strcmp(then, now->text) != 0) {
+        error_user("%s: the training was begun with %s %s, this run has %s; give the same --%s%s, "
+                   "or --load the weights alone",
+                   path, now->key, then, now->text, now->key,
+                   strcmp(now->key, "data") == 0 ? " and --seq" : "");
     }
 }
 
-static int64_t load_training(const struct checkpoint *c, const char *dir) {
+// A fact for a terminal, whatever the file says.
+static void fact_show(char *out, size_t size, const char *text) {
+    char *end;
+    double number = strtod(text, &end);
+    if (end != text && *end == '\0') {
+        snprintf(out, size, "%.12g", number);
+    } else {
+        bool word = text[strspn(text, "abcdefghijklmnopqrstuvwxyz")] == '\0';
+        snprintf(out, size, "%.20s", word ? text : "?");
+    }
+}
+
+// Notes the settings that this run changes: the training goes on by these, from its old weights.
+static void note_changes(struct checkpoint *c, const struct safetensors *file,
+                         const struct fact *facts_now) {
+    size_t length = 0, size = sizeof c->changes;
+    c->changes[0] = '\0';
+    for (int i = 0; i < FACTS; i++) {
+        const struct fact *now = &facts_now[i];
+        const char *then = safetensors_metadata(file, now->key);
+        if (now->flag == NULL || then == NULL || strcmp(then, now->text) == 0 || length >= size) {
+            continue;
+        }
+        char a[24], b[24];
+        fact_show(a, sizeof a, now->text);
+        fact_show(b, sizeof b, then);
+        length += (size_t)snprintf(c->changes + length, size - length, "%s%s %s, was %s",
+                                   length > 0 ? "; " : "", now->flag, a, b);
+    }
+}
+
+static int64_t saved_step(const struct safetensors *file, const char *path) {
+    const char *text = fact(file, path, "step");
+    errno = 0;
+    int64_t step = strtoll(text, NULL, 10);
+    if (text[0] == '\0' || text[strspn(text, "0123456789")] != '\0' || errno != 0 ||
+        step > STEP_MAX) {
+        error_user("%s: its metadata has the step \"%.40s\"; expected a number up to %" PRId64,
+                   path, text, STEP_MAX);
+    }
+    return step;
+}
+
+static int64_t load_training(struct checkpoint *c, const char *dir) {
     char path[PATH_SIZE];
     struct safetensors *file = open_or_end(dir, "training.safetensors", path);
-    struct training_facts f = facts(c, 0);
-    same_fact(file, path, "optimizer", c->options->optimizer,
-              "give the same --optimizer, or --load the weights alone");
-    same_fact(file, path, "seed", f.seed, "give the same --seed, or --load the weights alone");
-    same_fact(file, path, "batch", f.batch, "give the same --batch, or --load the weights alone");
-    same_fact(file, path, "data", f.data,
-              "give the same --data and --seq, or --load the weights alone");
-    const char *text = fact(file, path, "step");
-    char *end;
-    errno = 0;
-    int64_t step = strtoll(text, &end, 10);
-    if (errno != 0 || *end != '\0' || end == text || step < 0) {
-        error_user("%s: its metadata has the step \"%.40s\"; expected a number", path, text);
+    struct fact now[FACTS];
+    facts(c, 0, now);
+    for (size_t i = 1; i < FACTS && now[i].flag == NULL; i++) { // all but the step
+        same_fact(file, path, &now[i]);
     }
+    int64_t step = saved_step(file, path);
     int states = optimizer_states(c->options);
     refuse_strangers(c, file, path, VALUES_STATE, states);
     for (int k = 0; k < states; k++) {
         load_values(c, file, path, (enum values)(VALUES_STATE + k));
     }
+    note_changes(c, file, now);
     safetensors_close(file);
     return step;
 }
@@ -510,7 +547,7 @@ static uint64_t folder_number(const char *dir) {
     return stat(dir, &s) == 0 ? (uint64_t)s.st_ino : 0;
 }
 
-int64_t checkpoint_load(const struct checkpoint *c) {
+int64_t checkpoint_load(struct checkpoint *c) {
     const char *dir = c->options->resume;
     if (c->options->load != NULL) {
         load_model(c, c->options->load);
@@ -528,16 +565,9 @@ int64_t checkpoint_load(const struct checkpoint *c) {
     return step;
 }
 
-// ---- checks and dumps --------------------------------------------------------------------------
+// ---- checks ------------------------------------------------------------------------------------
 
-static const char *const DUMP_FILES[] = {
-    "steps.txt",
-    "grads.safetensors",
-    "final.safetensors",
-    NULL,
-};
-
-// Whether a file can be written where --log or --memory say, without touching one that exists.
+// Whether a file can be written where a flag says, without touching one that exists.
 static void check_file(const char *flag, const char *path) {
     char error[TEXT_SIZE];
     if (path == NULL) {
@@ -554,120 +584,152 @@ static void check_file(const char *flag, const char *path) {
     files_write_abandon(w);
 }
 
-// The path with links followed as far as it exists, and without slashes at the end.
-static void path_resolve(char *out, const char *path) {
-    char whole[PATH_SIZE], head[PATH_SIZE];
-    CHECK(snprintf(whole, sizeof whole, "%s", path) < PATH_SIZE);
-    size_t length = strlen(whole);
-    while (length > 1 && whole[length - 1] == '/') {
-        whole[--length] = '\0';
-    }
-    char *found = realpath(whole, NULL);
-    if (found != NULL) {
-        CHECK(snprintf(out, PATH_SIZE, "%s", found) < PATH_SIZE);
-        free(found);
-        return;
-    }
-    char *slash = strrchr(whole, '/');
-    if (slash == NULL) {
-        path_resolve(head, ".");
-    } else if (slash == whole) {
-        head[0] = '\0';
-    } else {
-        *slash = '\0';
-        path_resolve(head, whole);
-    }
-    path_join(out, head, slash != NULL ? slash + 1 : whole);
-}
-
-struct output_place {
+// What a flag names: read by this run, or written.
+struct named {
     const char *flag;
     const char *path; // or NULL
-    bool folder;
+    bool input;
+    bool folder; // whose contents belong to the flag
+    char where[PATH_SIZE]; // path, resolved
+    bool there;
+    struct stat status; // if it is there
 };
 
-// Ends if b lies where a lies, or inside of it.
-static void check_apart(const struct output_place *a, const struct output_place *b) {
-    char x[PATH_SIZE], y[PATH_SIZE];
-    if (a->path == NULL || b->path == NULL) {
+static void named_look(struct named *n) {
+    char error[TEXT_SIZE];
+    if (n->path == NULL) {
         return;
     }
-    path_resolve(x, a->path);
-    path_resolve(y, b->path);
-    size_t length = strlen(x);
-    bool same = strcmp(x, y) == 0 && strncmp(x, "/dev/", 5) != 0;
-    bool inside = a->folder && strncmp(x, y, length) == 0 && y[length] == '/';
-    if (same || inside) {
-        error_user("%s %s lies %s %s %s; give it a place of its own", b->flag, b->path,
-                   same ? "where" : "inside of", a->flag, a->path);
+    if (!files_resolve(n->path, n->where, error, sizeof error)) {
+        error_user("%s: %s", n->flag, error);
+    }
+    if (strlen(n->path) > PATH_SIZE - NAME_SIZE || strlen(n->where) > PATH_SIZE - NAME_SIZE) {
+        error_user("%s %.80s ...: the path is too long", n->flag, n->path);
+    }
+    n->there = stat(n->path, &n->status) == 0;
+    n->folder = n->folder || (n->there && n->input && S_ISDIR(n->status.st_mode));
+}
+
+static bool is_special(const struct named *n) {
+    return n->there && !S_ISREG(n->status.st_mode) && !S_ISDIR(n->status.st_mode);
+}
+
+static bool is_same(const struct named *a, const struct named *b) {
+    bool same_file = a->there && b->there && a->status.st_dev == b->status.st_dev &&
+                     a->status.st_ino == b->status.st_ino; // by another name
+    return same_file || strcmp(a->where, b->where) == 0;
+}
+
+static bool is_inside(const struct named *a, const struct named *b) {
+    size_t length = strcmp(a->where, "/") == 0 ? 0 : strlen(a->where);
+    return a->folder && strncmp(a->where, b->where, length) == 0 && b->where[length] == '/';
+}
+
+// Ends if b lies where a lies, or inside of it.
+static void check_apart(const struct named *a, const struct named *b) {
+    if (a->path == NULL || b->path == NULL || (a->input && b->input) || is_special(a) ||
+        is_special(b)) {
+        return;
+    }
+    const struct named *in = a->input ? a : b, *out = a->input ? b : a;
+    bool in_place = strcmp(in->flag, "--resume") == 0 && strcmp(out->flag, "--save") == 0;
+    bool same = is_same(a, b);
+    if ((same && !in_place) || (!same && is_inside(a, b))) {
+        error_user("%s %s lies %s %s %s; give %s a place of its own", b->flag, b->path,
+                   same ? "in the same place as" : "inside of", a->flag, a->path,
+                   b->input ? a->flag : b->flag);
     }
 }
 
-static void check_places(const struct options *o) {
-    const struct output_place places[] = {
-        {"--save", o->save, true},      {"--dump", o->dump, true},      {"--log", o->log, false},
-        {"--memory", o->memory, false}, {"--logits", o->logits, false},
+// Nothing that this run writes may lie where something is that it reads or writes, too, but for
+// --save in the place of --resume.
+static void check_places(const struct checkpoint *c) {
+    const struct options *o = c->options;
+    char calls[PATH_SIZE];
+    snprintf(calls, sizeof calls, "%s.%d", o->comm.log != NULL ? o->comm.log : "", error_rank());
+    struct named all[] = {
+        {.flag = "--data", .path = data_path(c->data), .input = true},
+        {.flag = "--load", .path = o->load, .input = true},
+        {.flag = "--resume", .path = o->resume, .input = true},
+        {.flag = "--save", .path = o->save, .folder = true},
+        {.flag = "--dump", .path = o->dump, .folder = true},
+        {.flag = "--log", .path = o->log},
+        {.flag = "--memory", .path = o->memory},
+        {.flag = "--logits", .path = o->logits},
+        {.flag = "--trace", .path = o->trace},
+        {.flag = "--log-comm", .path = o->comm.log != NULL ? calls : NULL},
     };
-    size_t count = sizeof places / sizeof places[0];
+    size_t count = sizeof all / sizeof all[0];
+    for (size_t i = 0; i < count; i++) {
+        named_look(&all[i]);
+    }
     for (size_t i = 0; i < count; i++) {
         for (size_t j = 0; j < count; j++) {
             if (i != j) {
-                check_apart(&places[i], &places[j]);
+                check_apart(&all[i], &all[j]);
             }
         }
     }
 }
 
-void checkpoint_check(const struct checkpoint *c) {
-    char error[TEXT_SIZE];
-    const struct options *o = c->options;
-    check_places(o);
-    if (o->save != NULL && !files_folder_check(o->save, CHECKPOINT_FILES, error, sizeof error)) {
-        error_user("--save: %s", error);
+// ---- dumps -------------------------------------------------------------------------------------
+
+static const char *const DUMP_FILES[] = {
+    "steps.txt",
+    "grads.safetensors",
+    "final.safetensors",
+    NULL,
+};
+
+// A dump that cannot be written is a pity, and no reason to lose the training. Nothing follows
+// after what is missing.
+static void dump_failed(struct checkpoint *c, const char *error) {
+    if (!c->dump_failed) {
+        error_warning("the dump is not complete: %s", error);
     }
-    if (o->dump != NULL && !files_folder_check(o->dump, DUMP_FILES, error, sizeof error)) {
-        error_user("--dump: %s", error);
-    }
-    check_file("--log", o->log);
-    check_file("--memory", o->memory);
-    check_file("--logits", o->logits);
+    c->dump_failed = true;
 }
 
-// A dump that cannot be written is a pity, and no reason to lose the training.
-static void dump_failed(const char *error) {
-    fprintf(stderr, "warning: the dump is not complete: %s\n", error);
-}
-
-static bool dump_folder(const struct checkpoint *c) {
-    char error[TEXT_SIZE];
-    if (mkdir(c->options->dump, 0777) == 0 || errno == EEXIST) {
-        return true;
+// Before the first part: makes the folder, and removes what another run has left there, so that
+// nobody takes its parts for ours. Returns whether the dump can be written so far.
+static bool dump_begin(struct checkpoint *c) {
+    char path[PATH_SIZE], error[TEXT_SIZE];
+    const char *dump = c->options->dump;
+    if (c->dump_begun) {
+        return !c->dump_failed;
     }
-    error_text(error, sizeof error, "%s: %s", c->options->dump, strerror(errno));
-    dump_failed(error);
-    return false;
+    c->dump_begun = true;
+    if (mkdir(dump, 0777) != 0 && errno != EEXIST) {
+        error_text(error, sizeof error, "%s: %s", dump, strerror(errno));
+        dump_failed(c, error);
+    }
+    for (size_t i = 0; DUMP_FILES[i] != NULL; i++) {
+        path_join(path, dump, DUMP_FILES[i]);
+        if (unlink(path) != 0 && errno != ENOENT) {
+            error_text(error, sizeof error, "%s: %s", path, strerror(errno));
+            dump_failed(c, error);
+        }
+    }
+    return !c->dump_failed;
 }
 
-bool dump_step(const struct checkpoint *c, bool first, int64_t step, double loss, double norm) {
-    if (c->options->dump == NULL || !c->writer) {
-        return true;
+void dump_step(struct checkpoint *c, int64_t step, double loss, double norm) {
+    if (c->options->dump == NULL || !c->writer || !dump_begin(c)) {
+        return;
     }
     char path[PATH_SIZE], error[TEXT_SIZE];
-    if (first && !dump_folder(c)) {
-        return false;
-    }
     path_join(path, c->options->dump, "steps.txt");
-    FILE *file = fopen(path, first ? "w" : "a");
+    FILE *file = fopen(path, "ae");
+    loss = isnan(loss) ? (double)NAN : loss; // without its sign, which means nothing
+    norm = isnan(norm) ? (double)NAN : norm;
     bool written = file != NULL && fprintf(file, "%" PRId64 " %a %a\n", step, loss, norm) > 0;
     if ((file != NULL && fclose(file) != 0) || !written) {
         error_text(error, sizeof error, "%s: %s", path, strerror(errno));
-        dump_failed(error);
-        return false;
+        dump_failed(c, error);
     }
-    return true;
 }
 
-bool dump_values(const struct checkpoint *c, const char *name, enum values what) {
+bool dump_values(struct checkpoint *c, const char *name, enum values what) {
     if (c->options->dump == NULL) {
         return true;
     }
@@ -675,14 +737,54 @@ bool dump_values(const struct checkpoint *c, const char *name, enum values what)
     char path[PATH_SIZE], file[64];
     snprintf(file, sizeof file, "%s.safetensors", name);
     path_join(path, c->options->dump, file);
-    bool folder = !c->writer || dump_folder(c);
-    if (c->writer && folder) {
+    if (c->writer && dump_begin(c)) {
         output_begin(&out, c, path, &what, 1, NULL, 0);
     }
-    output_values(&out, c, what);
+    output_values(&out, c, what, false);
     output_end(&out);
     if (out.error[0] != '\0') {
-        dump_failed(out.error);
+        dump_failed(c, out.error);
     }
-    return folder && out.error[0] == '\0';
+    return !c->dump_failed;
+}
+
+// ---- before the training -----------------------------------------------------------------------
+
+static void check_folder(const char *flag, const char *dir, const char *const *names) {
+    char error[TEXT_SIZE], file[PATH_SIZE];
+    struct stat s;
+    if (dir == NULL) {
+        return;
+    }
+    if (!files_folder_check(dir, names, error, sizeof error)) {
+        error_user("%s: %s", flag, error);
+    }
+    if (strcmp(flag, "--dump") == 0 && stat(dir, &s) == 0) { // it is not replaced whole
+        path_join(file, dir, names[0]);
+        check_file(flag, file);
+    }
+}
+
+void checkpoint_check(const struct checkpoint *c) {
+    const struct options *o = c->options;
+    check_places(c);
+    check_folder("--save", o->save, CHECKPOINT_FILES);
+    check_folder("--dump", o->dump, DUMP_FILES);
+    check_file("--log", o->log);
+    check_file("--memory", o->memory);
+    check_file("--logits", o->logits);
+    check_file("--trace", o->trace);
+}
+
+void checkpoint_report(const struct checkpoint *c, struct log *log, int64_t step, int64_t steps) {
+    if (c->options->resume == NULL) {
+        return;
+    }
+    log_line(log, "resumed", "after step %" PRId64, step);
+    if (c->changes[0] != '\0') {
+        log_line(log, "note", "changed on the way: %s", c->changes);
+    }
+    if (step >= steps) {
+        log_line(log, "note", "finished already: this training has %" PRId64 " steps", steps);
+    }
 }

@@ -8,6 +8,7 @@
 #define SHARD_CHECKPOINT_H
 
 #include "data.h"
+#include "log.h"
 #include "model.h"
 #include "options.h"
 #include <stdbool.h>
@@ -35,6 +36,9 @@ struct checkpoint {
     struct data *data;
     void *trainer;
     bool writer; // this rank writes the files: exactly one rank does
+    bool dump_begun; // there is no part of an older dump any more
+    bool dump_failed; // a part of the dump could not be written, so none follows
+    char changes[300]; // settings that differ from those of the training resumed, for a note
     /** Brings the whole of parameter i of unit u to the writer's @p whole (param_whole_count floats
      * in host memory; NULL on the other ranks). Collective over all ranks. */
     void (*collect)(void *trainer, enum values what, int u, int i, float *whole);
@@ -45,48 +49,56 @@ struct checkpoint {
 /**
  * @brief Reads a range of the whole parameter as f32. Local.
  *
- * A file that cannot be read any more ends the program.
+ * A file that cannot be read any more, or has numbers that are none, is the user's mistake.
  * @param first first element of the whole
  * @param out   (count) host memory
  */
 void values_read(const struct values_file *file, size_t first, size_t count, float *out);
 
-/** @brief Ends with error_user() if the folders and files of --save, --dump, --log or --memory
- * cannot be written. Local; on the writer only. */
+/** @brief Ends with error_user() if a file or folder that the run shall write cannot be written, or
+ * lies where it reads or writes another. Local. */
 void checkpoint_check(const struct checkpoint *c);
 
 /**
  * @brief Does what --load or --resume ask for; nothing without them.
  *
- * Local: every rank reads the same files. A folder that is not such a checkpoint, or one of another
- * model, and for --resume one made with another seed, batch, data or optimizer, is the user's
- * mistake.
+ * Local: every rank reads the same files. A folder that is not such a checkpoint, one with infinite
+ * numbers or NaN, or one of another model, and for --resume one made with another seed, batch, data
+ * or optimizer, is the user's mistake.
  * @return the step to start from, 0 unless resumed
  */
-int64_t checkpoint_load(const struct checkpoint *c);
+int64_t checkpoint_load(struct checkpoint *c);
+
+/**
+ * @brief Says in the log from where a resumed run goes on, and which settings of the training it
+ * changes. Local.
+ * @param step  done so far
+ * @param steps of the whole training
+ */
+void checkpoint_report(const struct checkpoint *c, struct log *log, int64_t step, int64_t steps);
 
 /**
  * @brief Writes a checkpoint to the folder of --save, after @p step steps.
  *
- * Collective over all ranks. When it fails, because the disk is full for example, the old one stays
- * as it was and a warning is printed.
+ * Collective over all ranks. When it fails, because the disk is full or a parameter is infinite or
+ * NaN, the old one stays as it was and a warning is printed.
  * @return false on the writer if it failed; true elsewhere
  */
 bool checkpoint_save(const struct checkpoint *c, int64_t step);
 
-/**
- * @brief Appends a line to steps.txt in the folder of --dump: step, loss, grad norm, the last two
- * as C hexadecimal floats; the first call makes the folder and the file.
- *
- * Local; on the writer only, and nothing without --dump.
- * @param first whether this is the run's first step
- * @return false, after a warning, if it could not be written
- */
-bool dump_step(const struct checkpoint *c, bool first, int64_t step, double loss, double norm);
+/** @brief Appends a line to steps.txt in the folder of --dump: step, loss, grad norm, the last two
+ * as C hexadecimal floats. Local; on the writer only, and nothing without --dump. What fails is
+ * warned of once; dump_values() tells it. The first call to this or to dump_values() makes the
+ * folder, or removes what an older run has left there. */
+void dump_step(struct checkpoint *c, int64_t step, double loss, double norm);
 
-/** @brief Writes the values of all parameters to NAME.safetensors in the folder of --dump.
- * Collective over all ranks; nothing without --dump. */
-bool dump_values(const struct checkpoint *c, const char *name, enum values what);
+/**
+ * @brief Writes the values of all parameters to NAME.safetensors in the folder of --dump.
+ *
+ * Collective over all ranks; nothing without --dump.
+ * @return false on the writer if any part of the dump could not be written so far
+ */
+bool dump_values(struct checkpoint *c, const char *name, enum values what);
 
 #ifdef __cplusplus
 }

@@ -16,6 +16,7 @@ struct data {
     struct images images[2]; // by part; when not text
     struct text bytes; // when text
     size_t window;
+    size_t vocab;
     size_t train_bytes; // the first of them are for training
     size_t samples[2]; // by part
     uint32_t *order; // (samples[DATA_TRAIN]) permutation of the epoch
@@ -60,6 +61,7 @@ struct data *data_open_text(const char *path, size_t window, size_t vocab, uint6
     struct data *d = data_new(seed);
     d->text = true;
     d->window = window;
+    d->vocab = vocab;
     const char *file = path != NULL ? path : SHARD_DEFAULT_TEXT;
     d->path = file;
     text_open(&d->bytes, file,
@@ -71,7 +73,7 @@ struct data *data_open_text(const char *path, size_t window, size_t vocab, uint6
         "one window of --seq %zu bytes and its target in the first nine tenths, and two bytes in "
         "the last; choose a longer file or a shorter --seq",
         window);
-    size_t needed = (window + 1) * 10 / 9 + 2;
+    size_t needed = window * 10 / 9 + 1; // so that nine tenths, rounded up, are window + 1
     text_check_count(&d->bytes, needed > 20 ? needed : 20, purpose);
     text_check_vocab(&d->bytes, vocab);
     d->samples[DATA_TRAIN] = targets(d, DATA_TRAIN) / window;
@@ -156,6 +158,10 @@ enum dtype data_input_dtype(const struct data *d) {
 
 size_t data_target_cols(const struct data *d) {
     return d->text ? d->window : 1;
+}
+
+int32_t data_prompt(const struct data *d) {
+    return d->text && d->vocab > '\n' ? '\n' : 0;
 }
 
 size_t data_sample_at(struct data *d, enum data_part part, uint64_t position) {

@@ -67,6 +67,9 @@ enum dtype data_input_dtype(const struct data *d);
 /** @brief Targets of a sample, I32. */
 size_t data_target_cols(const struct data *d);
 
+/** @brief The token that a text by the model goes on from: a newline; 0 where --vocab has none. */
+int32_t data_prompt(const struct data *d);
+
 /**
  * @brief Which sample of the file stands at a position.
  *

@@ -14,7 +14,7 @@ extern "C" {
  * @brief Gets the device ready; call it once, before the first tensor.
  *
  * Local. On a CPU @p threads is the number of compute threads; results do not depend on it. On a
- * GPU it is ignored.
+ * GPU it is ignored. Many more threads than cores are the user's mistake.
  * @param threads 0: the cores that this process may use, divided by @p sharers
  * @param sharers processes that share this machine, see comm_local_size()
  */
@@ -32,6 +32,10 @@ void *device_alloc(size_t bytes);
 
 /** @brief Frees what device_alloc() returned. */
 void device_free(void *data);
+
+/** @brief The memory that the device has in all, in bytes. On a CPU that of the machine, or as much
+ * of it as the container may use. Local. */
+size_t device_memory_bytes(void);
 
 /** @brief Fills memory with NaN (all bits one), so that a use before the first write or after the
  * free shows. */

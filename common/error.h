@@ -16,9 +16,13 @@ extern "C" {
  * expected, what to do), then exit code 2. With several ranks one of them prints it: comm_init()
  * installs a hook that agrees on which.
  * @param format printf format of one or more whole lines, without the program's name and without a
- *               final newline.
+ *               final newline; control characters in what it quotes, newlines too, become '?'
  */
 void error_user(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
+
+/** @brief Prints a line "warning: …" on stderr, disarmed as by error_user(). Local; what concerns
+ * all ranks one of them prints. */
+void error_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /**
  * @brief Ends all ranks because something failed that should not: rank, host and message on stderr,

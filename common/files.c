@@ -1,5 +1,6 @@
 #include "files.h"
 #include "error.h"
+#include "stop.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -12,12 +13,13 @@
 #include <unistd.h>
 
 enum {
-    PATH_BYTES = PATH_MAX,
+    PATH_BYTES = FILES_PATH_SIZE,
     HOST_BYTES = 65,
-    LINKS_MAX = 16, // symbolic links that are followed before they count as a circle
+    LINKS_MAX = 40, // symbolic links that are followed before they count as a circle
     SWAPS_MAX = 100, // attempts to replace a folder that others replace at the same time
     LOCK_TRIES = 100, // then the lock is taken to be somebody else's business
     LOCK_WAIT_MS = 50,
+    READER_WAIT_MS = 20, // between two looks whether somebody reads a pipe
 };
 
 // ---- reading -----------------------------------------------------------------------------------
@@ -49,9 +51,38 @@ FILE *files_open(const char *path, uint64_t *bytes, char *error, size_t error_si
     return NULL;
 }
 
+// ---- writing, in place -------------------------------------------------------------------------
+
+static bool is_pipe(const char *path) {
+    struct stat status;
+    return stat(path, &status) == 0 && S_ISFIFO(status.st_mode);
+}
+
+FILE *files_create(const char *path) {
+    const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK;
+    int fd = open(path, flags, 0666);
+    while (fd < 0 && errno == ENXIO && is_pipe(path) && !stop_requested()) {
+        usleep(READER_WAIT_MS * 1000);
+        fd = open(path, flags, 0666);
+    }
+    if (fd < 0) {
+        errno = errno == ENXIO && is_pipe(path) ? EINTR : errno;
+        return NULL;
+    }
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+    FILE *file = fdopen(fd, "wb");
+    CHECK(file != NULL);
+    return file;
+}
+
+bool files_sync(FILE *file) {
+    return fflush(file) == 0 &&
+           (fsync(fileno(file)) == 0 || errno == EINVAL || errno == EROFS); // a pipe, a device
+}
+
 // ---- paths -------------------------------------------------------------------------------------
 
-// Where a file or folder is, or shall be: absolute, without symbolic links.
+// Where a file or folder is, or shall be; see files_resolve().
 struct place {
     char path[PATH_BYTES];
     char parent[PATH_BYTES];
@@ -74,19 +105,13 @@ static bool path_join(char *out, const char *folder, const char *name) {
     return snprintf(out, PATH_BYTES, "%s/%s", root ? "" : folder, name) < PATH_BYTES;
 }
 
-// Splits at the last slash: "a/b" is a and b, "b" is . and b, "/b" is / and b.
+// Splits an absolute path at the last slash: "/a/b" is /a and b, "/b" is / and b.
 static void path_split(const char *path, char *parent, const char **base) {
     const char *slash = strrchr(path, '/');
-    size_t length = slash == NULL ? 0 : (size_t)(slash - path);
-    *base = slash == NULL ? path : slash + 1;
-    if (slash == NULL) {
-        strcpy(parent, ".");
-    } else if (length == 0) {
-        strcpy(parent, "/");
-    } else {
-        memcpy(parent, path, length);
-        parent[length] = '\0';
-    }
+    size_t length = slash == path ? 1 : (size_t)(slash - path);
+    *base = slash + 1;
+    memcpy(parent, path, length);
+    parent[length] = '\0';
 }
 
 // Makes one folder if it is not there yet.
@@ -131,66 +156,79 @@ static bool make_folders(const char *path, const char *purpose, char *error, siz
     return true;
 }
 
-// If path is a symbolic link, replaces it by what the link says.
-static bool follow_link(char *path, bool *followed, char *error, size_t error_size) {
-    char target[PATH_BYTES], parent[PATH_BYTES];
-    const char *base;
-    ssize_t length = readlink(path, target, sizeof target - 1);
-    *followed = length > 0;
-    if (!*followed) {
+// Takes the first part off a path, and the slashes around it; false if there is none.
+static bool path_shift(char *path, char *part) {
+    char *begin = path + strspn(path, "/");
+    size_t length = strcspn(begin, "/");
+    const char *rest = begin + length + strspn(begin + length, "/");
+    memcpy(part, begin, length);
+    part[length] = '\0';
+    memmove(path, rest, strlen(rest) + 1);
+    return length > 0;
+}
+
+// Goes from the folder `at` to `part` of it. If that is a symbolic link, stays, and what the link
+// says goes in front of the rest of the path. False if something becomes too long.
+static bool path_step(char *at, const char *part, char *rest, int *links) {
+    char next[PATH_BYTES], target[PATH_BYTES], longer[PATH_BYTES];
+    if (strcmp(part, ".") == 0) {
+        return true;
+    }
+    if (strcmp(part, "..") == 0) {
+        char *slash = strrchr(at, '/');
+        *slash = '\0';
+        strcpy(at, at[0] == '\0' ? "/" : at);
+        return true;
+    }
+    if (!path_join(next, at, part)) {
+        return false;
+    }
+    ssize_t length = readlink(next, target, sizeof target - 1);
+    if (length <= 0) {
+        strcpy(at, next);
         return true;
     }
     target[length] = '\0';
-    path_split(path, parent, &base);
-    if (target[0] == '/' ? (strcpy(path, target), true) : path_join(path, parent, target)) {
-        return true;
-    }
-    return error_text(error, error_size, "%s: the path is too long", path);
-}
-
-static void strip_slashes(char *path) {
-    size_t length = strlen(path);
-    while (length > 1 && path[length - 1] == '/') {
-        path[--length] = '\0';
-    }
-}
-
-// Follows symbolic links, also those that lead to nothing yet. With `create` missing parents are
-// made; without it a place whose parent is missing has an empty path.
-static bool place_find(struct place *place, const char *path, bool create, char *error,
-                       size_t error_size) {
-    char at[PATH_BYTES], parent[PATH_BYTES];
-    const char *base;
-    bool followed = true;
-    place->path[0] = '\0';
-    if (path[0] == '\0' || strlen(path) >= sizeof at) {
-        return error_text(error, error_size, "\"%s\": the path is %s", path,
-                          path[0] == '\0' ? "empty" : "too long");
-    }
-    strcpy(at, path);
-    for (int links = 0; followed; links++) {
-        strip_slashes(at);
-        if (links > LINKS_MAX) {
-            return error_text(error, error_size, "%s: %s", path, strerror(ELOOP));
-        }
-        if (!follow_link(at, &followed, error, error_size)) {
-            return false;
-        }
-    }
-    path_split(at, parent, &base);
-    if (create && !make_folders(parent, path, error, error_size)) {
+    ++*links;
+    strcpy(at, target[0] == '/' ? "/" : at);
+    if (snprintf(longer, sizeof longer, "%s/%s", target, rest) >= PATH_BYTES) {
         return false;
     }
-    if (realpath(at, place->path) == NULL) { // not there: its parent must be
-        if (realpath(parent, place->parent) == NULL) {
-            return !create || error_text(error, error_size, "%s: %s", parent, strerror(errno));
-        }
-        if (!path_join(place->path, place->parent, base)) {
-            return error_text(error, error_size, "%s: the path is too long", path);
-        }
+    strcpy(rest, longer);
+    return true;
+}
+
+bool files_resolve(const char *path, char *out, char *error, size_t error_size) {
+    char rest[PATH_BYTES], part[PATH_BYTES];
+    int links = 0;
+    if (path[0] == '\0') {
+        return error_text(error, error_size, "\"\": the path is empty");
+    }
+    bool fits = strlen(path) < sizeof rest;
+    strcpy(rest, fits ? path : "");
+    strcpy(out, "/");
+    if (path[0] != '/' && (getcwd(out, PATH_BYTES) == NULL || out[0] != '/')) {
+        return error_text(error, error_size,
+                          "%.80s: the current folder is not there any more; change to another one",
+                          path);
+    }
+    while (fits && links <= LINKS_MAX && path_shift(rest, part)) {
+        fits = path_step(out, part, rest, &links);
+    }
+    if (!fits) {
+        return error_text(error, error_size, "%.80s ...: the path is too long", path);
+    }
+    return links <= LINKS_MAX || error_text(error, error_size, "%s: %s", path, strerror(ELOOP));
+}
+
+// With `create` missing parents are made.
+static bool place_find(struct place *place, const char *path, bool create, char *error,
+                       size_t error_size) {
+    if (!files_resolve(path, place->path, error, error_size)) {
+        return false;
     }
     path_split(place->path, place->parent, &place->base);
-    return true;
+    return !create || make_folders(place->parent, path, error, error_size);
 }
 
 // ---- temporary names and rubbish ---------------------------------------------------------------
@@ -237,6 +275,9 @@ static pid_t temporary_owner(const char *name, const struct place *place) {
 // Removes the folder with those of its files whose names are in the list, never anything else.
 static bool remove_folder(const char *path, const char *const *names) {
     char file[PATH_BYTES];
+    if (access(path, W_OK | X_OK) != 0) {
+        (void)!chmod(path, 0700); // it has taken the mode of one that nobody may change
+    }
     for (size_t k = 0; names[k] != NULL; k++) {
         if (path_join(file, path, names[k])) {
             unlink(file);
@@ -287,7 +328,7 @@ static void remove_rubbish(const struct place *place, const char *const *names) 
 
 struct files_write {
     struct place place;
-    char temporary[PATH_BYTES];
+    char temporary[PATH_BYTES]; // empty: a device or a pipe, which is written itself
     FILE *stream;
 };
 
@@ -313,19 +354,36 @@ static bool write_open(struct files_write *w, char *error, size_t error_size) {
     return true;
 }
 
-struct files_write *files_write_begin(const char *path, char *error, size_t error_size) {
+// Whether it is a device or a pipe, which cannot be replaced by a file.
+static bool is_special(const char *path) {
     struct stat status;
+    return stat(path, &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode);
+}
+
+static bool special_open(struct files_write *w, const char *path, char *error, size_t error_size) {
+    snprintf(w->place.path, sizeof w->place.path, "%s", path);
+    w->stream = files_create(path);
+    return w->stream != NULL ||
+           error_text(error, error_size, "%s: cannot be written: %s", path, strerror(errno));
+}
+
+static bool file_open(struct files_write *w, const char *path, char *error, size_t error_size) {
+    struct stat status;
+    if (!place_find(&w->place, path, true, error, error_size)) {
+        return false;
+    }
+    if (stat(w->place.path, &status) == 0 && S_ISDIR(status.st_mode)) {
+        return error_text(error, error_size, "%s: is a folder; expected a file or nothing", path);
+    }
+    remove_rubbish(&w->place, NULL);
+    return write_open(w, error, error_size);
+}
+
+struct files_write *files_write_begin(const char *path, char *error, size_t error_size) {
     struct files_write *w = calloc(1, sizeof *w);
     CHECK(w != NULL);
-    bool good = place_find(&w->place, path, true, error, error_size);
-    if (good && stat(w->place.path, &status) == 0 && !S_ISREG(status.st_mode)) {
-        good = error_text(error, error_size, "%s: is %s; expected a file or nothing", path,
-                          S_ISDIR(status.st_mode) ? "a folder" : "not a regular file");
-    }
-    if (good) {
-        remove_rubbish(&w->place, NULL);
-        good = write_open(w, error, error_size);
-    }
+    bool good = is_special(path) ? special_open(w, path, error, error_size)
+                                 : file_open(w, path, error, error_size);
     if (!good) {
         free(w);
         return NULL;
@@ -337,24 +395,33 @@ FILE *files_write_stream(struct files_write *w) {
     return w->stream;
 }
 
+const char *files_write_path(const struct files_write *w) {
+    return w->temporary[0] != '\0' ? w->temporary : w->place.path;
+}
+
 bool files_write_commit(struct files_write *w, char *error, size_t error_size) {
     bool failed = ferror(w->stream) != 0;
-    if (failed || fflush(w->stream) != 0 || fsync(fileno(w->stream)) != 0 ||
-        rename(w->temporary, w->place.path) != 0) {
+    bool special = w->temporary[0] == '\0';
+    if (failed || !files_sync(w->stream) ||
+        (!special && rename(w->temporary, w->place.path) != 0)) {
         error_text(error, error_size, "%s: cannot be written: %s", w->place.path,
                    failed ? "an earlier write failed" : strerror(errno));
         files_write_abandon(w);
         return false;
     }
     fclose(w->stream);
-    sync_folder(w->place.parent);
+    if (!special) {
+        sync_folder(w->place.parent);
+    }
     free(w);
     return true;
 }
 
 void files_write_abandon(struct files_write *w) {
     if (w != NULL) {
-        unlink(w->temporary);
+        if (w->temporary[0] != '\0') {
+            unlink(w->temporary);
+        }
         fclose(w->stream);
         free(w);
     }
@@ -367,6 +434,8 @@ struct files_folder {
     char temporary[PATH_BYTES];
     const char *const *names;
     int lock; // the temporary folder, open and locked
+    bool replaces; // a folder was there at the beginning
+    struct stat old; // what it was, if so
 };
 
 static bool is_listed(const char *name, const char *const *names) {
@@ -493,7 +562,7 @@ bool files_folder_recover(const char *dir, char *error, size_t error_size) {
     if (!place_find(&place, dir, false, error, error_size)) {
         return false;
     }
-    if (place.path[0] == '\0' || exists(place.path) || !old_name(old, &place) || !exists(old)) {
+    if (exists(place.path) || !old_name(old, &place) || !exists(old)) {
         return true;
     }
     int lock = lock_parent(&place);
@@ -506,13 +575,15 @@ bool files_folder_recover(const char *dir, char *error, size_t error_size) {
                               dir, old, strerror(reason));
 }
 
-// Makes the temporary folder and locks it.
+// Makes the temporary folder and locks it. If it is to replace one, nobody else may look into it
+// before it has that one's mode.
 static bool folder_make(struct files_folder *f, char *error, size_t error_size) {
+    f->replaces = stat(f->place.path, &f->old) == 0;
     for (int n = 0;; n++) {
         if (!temporary_name(f->temporary, &f->place, n)) {
             return error_text(error, error_size, "%s: the path is too long", f->place.path);
         }
-        if (mkdir(f->temporary, 0777) == 0) {
+        if (mkdir(f->temporary, f->replaces ? 0700 : 0777) == 0) {
             break;
         }
         if (errno != EEXIST) {
@@ -578,7 +649,7 @@ static bool sync_contents(const char *path, char *error, size_t error_size) {
             continue;
         }
         int fd = openat(dirfd(folder), entry->d_name, O_RDONLY | O_CLOEXEC);
-        good = fd >= 0 && fsync(fd) == 0;
+        good = fd >= 0 && (fsync(fd) == 0 || errno == EINVAL);
         if (fd >= 0) {
             close(fd);
         }
@@ -668,9 +739,18 @@ static enum swap swap(const struct files_folder *f) {
     return result;
 }
 
+// The new folder gets the mode of the old one, and its owner where that is possible.
+static void folder_take_mode(const struct files_folder *f) {
+    if (f->replaces) {
+        (void)!fchown(f->lock, f->old.st_uid, f->old.st_gid);
+        (void)!fchmod(f->lock, f->old.st_mode & 07777);
+    }
+}
+
 bool files_folder_commit(struct files_folder *f, char *error, size_t error_size) {
     bool good = sync_contents(f->temporary, error, error_size) &&
                 check_replaceable(&f->place, f->names, error, error_size);
+    folder_take_mode(f);
     if (good && swap(f) != SWAP_DONE) {
         good = error_text(error, error_size, "%s: cannot be replaced: %s", f->place.path,
                           strerror(errno));
@@ -691,7 +771,21 @@ void files_folder_abandon(struct files_folder *f) {
 }
 
 bool files_folder_check(const char *dir, const char *const *names, char *error, size_t error_size) {
+    char file[PATH_BYTES];
     struct files_folder *f = files_folder_begin(dir, names, error, error_size);
+    if (f == NULL) {
+        return false;
+    }
+    int fd = -1;
+    if (path_join(file, f->temporary, names[0])) {
+        fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    }
+    bool good =
+        fd >= 0 || error_text(error, error_size, "%s: no file can be made in such a folder: %s",
+                              f->place.path, strerror(errno));
+    if (fd >= 0) {
+        close(fd);
+    }
     files_folder_abandon(f);
-    return f != NULL;
+    return good;
 }

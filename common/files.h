@@ -25,6 +25,31 @@ extern "C" {
  */
 FILE *files_open(const char *path, uint64_t *bytes, char *error, size_t error_size);
 
+/**
+ * @brief Opens a file for writing in place, as fopen() with "w" does.
+ *
+ * Local. A pipe that nobody reads yet is waited for, until stop_requested(). Close it with
+ * fclose().
+ * @return NULL with errno on failure; EINTR: a pipe without a reader, and a signal came
+ */
+FILE *files_create(const char *path);
+
+/** @brief Flushes a stream and syncs its file; a pipe or a device that knows no sync is well
+ * without. Local. False with errno on failure. */
+bool files_sync(FILE *file);
+
+enum { FILES_PATH_SIZE = 4096 }; // bytes of the longest path, with its end
+
+/**
+ * @brief Where a path leads: absolute, all symbolic links followed, no "." and "..", no slash at
+ * the end.
+ *
+ * Local. What does not exist yet is taken by its name. Fails if a relative path has no current
+ * folder any more, if links form a circle, or if the path is too long.
+ * @param out (FILES_PATH_SIZE)
+ */
+bool files_resolve(const char *path, char *out, char *error, size_t error_size);
+
 /** @brief A file that is being written under a temporary name. */
 struct files_write;
 
@@ -32,12 +57,17 @@ struct files_write;
  * @brief Begins to write @p path: under a unique name beside it, until files_write_commit().
  *
  * Local. Missing parent folders are created. A symbolic link is followed, so that its target is
- * replaced and not the link.
+ * replaced and not the link. A device or a pipe cannot be replaced and is written itself, as
+ * files_create() does.
  */
 struct files_write *files_write_begin(const char *path, char *error, size_t error_size);
 
 /** @brief Where to write to; belongs to @p w. Local. */
 FILE *files_write_stream(struct files_write *w);
+
+/** @brief The name of what is being written, for those who open it themselves; belongs to @p w.
+ * Local. */
+const char *files_write_path(const struct files_write *w);
 
 /**
  * @brief Syncs what was written and puts it in the place of the old file in one step.
@@ -84,7 +114,8 @@ struct files_folder *files_folder_begin(const char *dir, const char *const *name
 const char *files_folder_path(const struct files_folder *f);
 
 /**
- * @brief Syncs the files and puts the folder in the place of the old one.
+ * @brief Syncs the files and puts the folder in the place of the old one, whose mode and, where
+ * that is possible, owner it takes.
  *
  * Local. On failure @p dir is what it was and the temporary folder is removed. Of two jobs that
  * replace one folder at the same time one wins; the result is whole. Frees @p f in either case.
@@ -106,8 +137,8 @@ bool files_folder_recover(const char *dir, char *error, size_t error_size);
  * @brief Whether @p dir can be written later: what files_folder_begin() would say, found before
  * hours of training.
  *
- * Local. Creates missing parents, makes a temporary folder and removes it again; @p dir itself is
- * left alone.
+ * Local. Creates missing parents, makes a temporary folder with a file and removes both again;
+ * @p dir itself is left alone.
  */
 bool files_folder_check(const char *dir, const char *const *names, char *error, size_t error_size);
 

@@ -373,15 +373,15 @@ static void find_file(char *path, const char *dir, const char *part, const char 
         }
     }
     error_user(
-        "%s: the folder has no file %s-%s-idx%d-ubyte, with or without .gz; install Debian's "
-        "package dataset-fashion-mnist, or name a folder in MNIST's format with --data DIR",
+        "%s: the folder has no file %s-%s-idx%d-ubyte, with or without .gz; run ./run setup, which "
+        "installs dataset-fashion-mnist, or name a folder in MNIST's format with --data DIR",
         dir, part, what, dims);
 }
 
 static void check_dir(const char *dir) {
     struct stat status;
     if (stat(dir, &status) != 0) {
-        error_user("%s: %s; expected a folder in MNIST's format: install Debian's package "
+        error_user("%s: %s; expected a folder in MNIST's format: run ./run setup, which installs "
                    "dataset-fashion-mnist, or name one with --data DIR",
                    dir, strerror(errno));
     }

@@ -1,6 +1,7 @@
 #include "log.h"
 #include "comm.h"
 #include "error.h"
+#include "files.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -8,10 +9,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { BAR_WIDTH = 30 };
+enum {
+    BAR_WIDTH = 30,
+    BAR_WIDTH_MIN = 10, // where less is left there is only the text
+    BAR_TEXT = 40, // what is left for the text behind the bar
+    COLUMNS_MIN = 20, // a narrower terminal gets nothing
+    COLUMNS_MAX = 100,
+    COLUMN = 7, // width of a number in the line of a step
+    LINES = 20, // of steps in a run, about
+};
 
 struct log {
     struct log_config config;
@@ -44,42 +54,60 @@ static bool on_terminal(void) {
     return alone ? isatty(STDOUT_FILENO) == 1 : told != NULL && strcmp(told, "1") == 0;
 }
 
+// errno says why the file could not be opened.
+static void refuse(const char *flag, const char *path) {
+    if (errno == EINTR) {
+        error_user("%s %s: is a pipe that nobody read until the program was stopped", flag, path);
+    }
+    error_user("%s %s: %s; name a file that can be written", flag, path, strerror(errno));
+}
+
 struct log *log_open(struct log_config config) {
     streams_reserve();
     struct log *log = calloc(1, sizeof *log);
     CHECK(log != NULL);
     log->config = config;
+    if (config.end == 0) {
+        log->config.end = config.steps;
+    }
+    if (config.print_every == 0) {
+        log->config.print_every = (config.end - config.begin) / LINES + 1;
+    }
     log->terminal = !config.quiet && on_terminal();
     clock_gettime(CLOCK_MONOTONIC, &log->start);
     if (config.json != NULL && !config.quiet) {
-        log->json = fopen(config.json, "w");
+        log->json = files_create(config.json);
         if (log->json == NULL) {
-            error_user("--log %s: %s; name a file that can be written", config.json,
-                       strerror(errno));
+            refuse("--log", config.json);
         }
     }
     if (config.memory != NULL && !config.quiet && !mem_timeline_start(config.memory)) {
-        error_user("--memory %s: %s; name a file that can be written", config.memory,
-                   strerror(errno));
+        refuse("--memory", config.memory);
     }
     return log;
 }
 
-static void incomplete(const char *flag, const char *path) {
-    fprintf(stderr, "warning: %s %s is not complete: writing failed\n", flag, path);
+static bool incomplete(const char *what, const char *path) {
+    error_warning("%s%s%s is not complete: writing failed", what, path[0] != '\0' ? " " : "", path);
+    return false;
 }
 
-void log_close(struct log *log) {
+bool log_close(struct log *log) {
+    bool good = true;
     if (log->json != NULL) {
         bool failed = ferror(log->json) != 0;
         if (fclose(log->json) != 0 || failed) {
-            incomplete("--log", log->config.json);
+            good = incomplete("--log", log->config.json);
         }
     }
     if (!mem_timeline_stop()) {
-        incomplete("--memory", log->config.memory);
+        good = incomplete("--memory", log->config.memory);
+    }
+    if (fflush(stdout) != 0 || ferror(stdout) != 0) {
+        good = incomplete("the standard output", "");
     }
     free(log);
+    return good;
 }
 
 static void bar_hide(struct log *log) {
@@ -103,18 +131,106 @@ void log_line(struct log *log, const char *key, const char *format, ...) {
     fflush(stdout);
 }
 
-static void bar_show(struct log *log, const struct log_step *s, double per_second) {
-    double done = (double)s->step / (double)(log->config.steps > 0 ? log->config.steps : 1);
-    int full = (int)(done * BAR_WIDTH);
-    char bar[BAR_WIDTH + 1];
-    memset(bar, '.', BAR_WIDTH);
-    memset(bar, '#', full > BAR_WIDTH ? BAR_WIDTH : (size_t)full);
-    bar[BAR_WIDTH] = '\0';
+static int terminal_columns(void) {
+    struct winsize size;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) {
+        return 80;
+    }
+    return size.ws_col < COLUMNS_MAX ? size.ws_col : COLUMNS_MAX;
+}
+
+// Shows how much is done, from 0 to 1, as a bar with a text behind it. In the last column a
+// terminal may begin a new line, so that stays free. The cursor goes back to the start: whatever
+// else is printed covers the bar.
+static void bar_show(struct log *log, double done, const char *text) {
+    int columns = terminal_columns() - 1;
+    if (!log->terminal || columns < COLUMNS_MIN) {
+        return;
+    }
     bar_hide(log);
-    printf("[%s] %3.0f%%  loss %.4f  %.0f %s/s", bar, 100 * done, s->loss, per_second,
-           log->config.item);
+    char line[COLUMNS_MAX + 1] = "";
+    int width = columns - BAR_TEXT < BAR_WIDTH ? columns - BAR_TEXT : BAR_WIDTH;
+    int full = (int)(done * width);
+    if (width >= BAR_WIDTH_MIN) {
+        snprintf(line, sizeof line, "[%.*s%.*s] ", full, "##############################",
+                 width - full, "..............................");
+    }
+    size_t length = strlen(line);
+    snprintf(line + length, (size_t)columns + 1 - length, "%3.0f%%  %s", 100 * done, text);
+    printf("%s\r", line);
     fflush(stdout);
     log->bar_shown = true;
+}
+
+void log_progress(struct log *log, const char *what, size_t done, size_t count) {
+    char text[COLUMNS_MAX];
+    snprintf(text, sizeof text, "%s, %zu of %zu", what, done, count);
+    bar_show(log, (double)done / (double)count, text);
+}
+
+struct number {
+    char text[32];
+};
+
+// A number in a column: with fewer decimals, or an exponent, where it is too large.
+static struct number number(double value, int decimals) {
+    struct number n = {"nan"}; // C prints some with a sign
+    if (isnan(value)) {
+        return n;
+    }
+    int length = COLUMN + 1;
+    while (length > COLUMN && decimals >= 0) {
+        length = snprintf(n.text, sizeof n.text, "%.*f", decimals, value);
+        decimals--;
+    }
+    if (length > COLUMN) {
+        snprintf(n.text, sizeof n.text, "%.1e", value);
+    }
+    return n;
+}
+
+static void bar_show_step(struct log *log, const struct log_step *s, double per_second) {
+    char text[COLUMNS_MAX];
+    snprintf(text, sizeof text, "loss %s  %.0f %s/s", number(s->loss, 4).text, per_second,
+             log->config.item);
+    double done =
+        (double)(s->step - log->config.begin) / (double)(log->config.end - log->config.begin);
+    bar_show(log, done, text);
+}
+
+// printf shows the sign of a NaN, which means nothing.
+static void number_plain(double *x) {
+    *x = isnan(*x) ? (double)NAN : *x;
+}
+
+static struct log_step step_plain(const struct log_step *s) {
+    struct log_step plain = *s;
+    number_plain(&plain.loss);
+    number_plain(&plain.grad_norm);
+    number_plain(&plain.val_loss);
+    return plain;
+}
+
+// Whether a step leaves something to go on with. If not, says so.
+static bool step_check(struct log *log, const struct log_step *s) {
+    const char *name = "loss";
+    double value = s->loss;
+    if (isfinite(value)) {
+        name = "gradient norm";
+        value = s->grad_norm;
+    }
+    if (isfinite(value) && s->evaluated) {
+        name = "validation loss";
+        value = s->val_loss;
+    }
+    if (!isfinite(value) && !log->config.quiet) {
+        bar_hide(log);
+        fflush(stdout);
+        error_warning("step %lld: the %s is %g, so the training ends here and its weights are not "
+                      "saved; a smaller --lr or --clip 1 may help",
+                      (long long)s->step, name, value);
+    }
+    return isfinite(value);
 }
 
 // JSON has no infinity and no NaN.
@@ -148,13 +264,14 @@ static void json_step(struct log *log, const struct log_step *s, double per_seco
 }
 
 static void evaluation_line(struct log *log, const struct log_step *s) {
-    log_line(log, "validation", "after step %lld: loss %.4f, accuracy %.2f %%", (long long)s->step,
-             s->val_loss, 100 * s->accuracy);
+    log_line(log, "validation", "after step %lld: loss %s, accuracy %.2f %%", (long long)s->step,
+             number(s->val_loss, 4).text, 100 * s->accuracy);
 }
 
-void log_evaluation(struct log *log, const struct log_step *s) {
+bool log_evaluation(struct log *log, const struct log_step *step) {
+    const struct log_step plain = step_plain(step), *s = &plain;
     if (!s->evaluated) {
-        return;
+        return true;
     }
     evaluation_line(log, s);
     if (log->json != NULL) {
@@ -163,6 +280,7 @@ void log_evaluation(struct log *log, const struct log_step *s) {
         json_number(log->json, "accuracy", s->accuracy);
         fputs("}\n", log->json);
     }
+    return step_check(log, s);
 }
 
 static void json_text(struct log *log, const int32_t *text, size_t count) {
@@ -199,15 +317,17 @@ void log_text(struct log *log, const int32_t *text, size_t count) {
 
 static void step_line(struct log *log, const struct log_step *s, double per_second) {
     bar_hide(log);
-    printf("step %6lld  loss %7.4f  norm %7.3f  lr %.2e %7.1f ms %7.0f %s/s\n", (long long)s->step,
-           s->loss, s->grad_norm, s->lr, s->ms, per_second, log->config.item);
+    printf("step %6lld  loss %7s  norm %7s  lr %.2e %7s ms %7s %s/s\n", (long long)s->step,
+           number(s->loss, 4).text, number(s->grad_norm, 3).text, s->lr, number(s->ms, 1).text,
+           number(per_second, 0).text, log->config.item);
     if (s->evaluated) {
         evaluation_line(log, s);
     }
     fflush(stdout);
 }
 
-void log_report(struct log *log, const struct log_step *s) {
+bool log_report(struct log *log, const struct log_step *step) {
+    const struct log_step plain = step_plain(step), *s = &plain;
     double per_second = s->ms > 0 ? (double)s->items / (s->ms * 1e-3) : 0;
     if (log->steps > 0) {
         log->step_ms += s->ms;
@@ -215,16 +335,15 @@ void log_report(struct log *log, const struct log_step *s) {
     }
     log->steps++;
     json_step(log, s, per_second);
-    if (log->config.quiet) {
-        return;
-    }
-    bool due = s->step % log->config.print_every == 0 || s->step == log->config.steps;
-    if (due || log->steps == 1 || s->evaluated) {
+    bool good = isfinite(s->loss) && isfinite(s->grad_norm);
+    bool due = s->step % log->config.print_every == 0 || s->step == log->config.end;
+    if (!log->config.quiet && (due || !good || log->steps == 1 || s->evaluated)) {
         step_line(log, s, per_second);
     }
-    if (log->terminal && s->step < log->config.steps) {
-        bar_show(log, s, per_second);
+    if (s->step < log->config.end) {
+        bar_show_step(log, s, per_second);
     }
+    return step_check(log, s);
 }
 
 static void memory_lines(struct log *log, const struct mem_stats *mem) {

@@ -21,7 +21,9 @@ struct log_config {
     const char *item; // "tokens" or "images"
     size_t parameters; // of the model
     int64_t steps; // of the whole training
-    int64_t print_every; // steps between lines on the terminal
+    int64_t begin; // steps done before this run
+    int64_t end; // steps done after it
+    int64_t print_every; // steps between lines on the terminal; 0: about 20 lines
 };
 
 /** @brief One training step, and the evaluation after it if there was one. */
@@ -42,19 +44,27 @@ struct log_step {
  * writing rank prints, the others are quiet. Free it with log_close(). */
 struct log *log_open(struct log_config config);
 
-/** @brief Closes the files; a warning if a write to one failed. Local. */
-void log_close(struct log *log);
+/** @brief Closes the files; false, after a warning, if a write to one or to stdout failed. Local.
+ */
+bool log_close(struct log *log);
 
 /** @brief A line "key  text" of the header or the summary. Local. */
 void log_line(struct log *log, const char *key, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /** @brief Reports a step: JSON always, the terminal every print_every steps, the progress bar in
- * between if stdout is a terminal. Local. */
-void log_report(struct log *log, const struct log_step *s);
+ * between if stdout is a terminal. Local.
+ * @return false, after a warning, if a loss or the norm is infinite or NaN: going on is useless */
+bool log_report(struct log *log, const struct log_step *s);
 
-/** @brief Reports an evaluation that belongs to no step of this run. Local. */
-void log_evaluation(struct log *log, const struct log_step *s);
+/** @brief Shows on the progress bar how far a long piece of work between steps is. Local.
+ * @param what  "evaluating"
+ * @param done  pieces of it
+ * @param count all its pieces */
+void log_progress(struct log *log, const char *what, size_t done, size_t count);
+
+/** @brief Reports an evaluation that belongs to no step of this run. Local. As log_report(). */
+bool log_evaluation(struct log *log, const struct log_step *s);
 
 /** @brief Prints text that a model wrote, (count) bytes; what is not printable ASCII appears as
  * '?'. Local. */

@@ -1,9 +1,11 @@
 #include "mem.h"
 #include "device.h"
 #include "error.h"
+#include "files.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -63,21 +65,31 @@ static void discharge(size_t bytes, enum mem_category category) {
     pthread_mutex_unlock(&account.lock);
 }
 
+// Sizes that do not fit are the user's.
 _Noreturn static void out_of_memory(size_t bytes, enum mem_category category) {
     struct mem_stats s = mem_stats();
     char text[512];
     int length = 0;
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         length +=
-            snprintf(text + length, sizeof text - (size_t)length, " %s %.1f MB",
+            snprintf(text + length, sizeof text - (size_t)length, " %s %.1f",
                      mem_category_name((enum mem_category)c), (double)s.now_by_category[c] / 1e6);
     }
-    error_fatal(__FILE__, __LINE__, "no memory for %.1f MB of %s; in use:%s", (double)bytes / 1e6,
-                mem_category_name(category), text);
+    error_user("no memory for %.1f MB of %s: there are %.1f MB in all, and in use are, in MB,%s; "
+               "choose a smaller model (--help lists its sizes), a smaller --batch or "
+               "--eval-batch, or more --micro-batches",
+               (double)bytes / 1e6, mem_category_name(category),
+               (double)device_memory_bytes() / 1e6, text);
+}
+
+// Systems promise more memory than they have, and kill who takes it.
+static bool fits(size_t bytes) {
+    size_t used = mem_stats().now_bytes, all = device_memory_bytes();
+    return all == 0 || (used <= all && bytes <= all - used);
 }
 
 void *mem_alloc(size_t bytes, enum mem_category category) {
-    void *data = device_alloc(bytes);
+    void *data = fits(bytes) ? device_alloc(bytes) : NULL;
     if (data == NULL) {
         out_of_memory(bytes, category);
     }
@@ -97,6 +109,17 @@ void mem_free(void *data, size_t bytes, enum mem_category category) {
 #endif
     discharge(bytes, category);
     device_free(data);
+}
+
+void *mem_table(size_t count, size_t size) {
+    void *table = calloc(count > 0 ? count : 1, size);
+    if (table == NULL) {
+        error_user(
+            "no memory for a table of %zu elements; choose a smaller model (--help lists its "
+            "sizes) or fewer --micro-batches",
+            count);
+    }
+    return table;
 }
 
 struct mem_stats mem_stats(void) {
@@ -129,7 +152,7 @@ size_t mem_process_peak_bytes(void) {
 }
 
 bool mem_timeline_start(const char *path) {
-    FILE *file = fopen(path, "w");
+    FILE *file = files_create(path);
     if (file == NULL) {
         return false;
     }

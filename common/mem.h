@@ -34,12 +34,22 @@ struct mem_stats {
  * Local; thread-safe. The content is undefined (NaN in debug builds). The charge is exactly
  * @p bytes. Blocks that were freed are kept and used again, so that a training step does not go to
  * the system for memory.
- * @return never NULL; ends the program when there is no memory, with the account by category.
+ * @return never NULL; when there is no memory, or all together would be more than
+ *         device_memory_bytes(), it is the user's mistake, told with the account by category
  */
 void *mem_alloc(size_t bytes, enum mem_category category);
 
 /** @brief Frees what mem_alloc returned, and takes the same charge back. NULL is ignored. Local. */
 void mem_free(void *data, size_t bytes, enum mem_category category);
+
+/**
+ * @brief @p count zeroed elements of @p size bytes of host memory, for tables whose length the
+ * flags decide; not in the account.
+ *
+ * Local. Free it with free().
+ * @return never NULL; when there is no memory, it is the user's mistake
+ */
+void *mem_table(size_t count, size_t size);
 
 /** @brief The account of this process. Local. */
 struct mem_stats mem_stats(void);

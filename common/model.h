@@ -44,7 +44,7 @@ struct param {
     struct place place; // where this rank's part lies in the whole
     size_t shape[PARAM_DIMS_MAX]; // of the whole in files: (whole_rows, …)
     int dims;
-    bool decay; // weight decay applies
+    bool decay; // weight decay applies: to matrices, not to biases and the weights of norms
     enum split split;
 };
 
@@ -149,8 +149,7 @@ struct tensor unit_backward(const struct model *m, int u, struct tensor params, 
 /** @brief After the forward of the last unit: the logits (rows, classes), a view into saved. */
 struct tensor unit_logits(const struct model *m, const struct saved *saved);
 
-// ---- the same for both models: common/model.c
-// ----------------------------------------------------
+// ---- common/model.c: the same for both models --------------------------------------------------
 
 /** @brief Lays the parameters out one after the other, and fills what follows from rows, cols and
  * split: offset, place, shape. Local. */

@@ -253,6 +253,7 @@ void ops_dropout(struct tensor y, struct tensor x, float p, struct random_key ke
  * of logits. This rank's logits are the columns first_col … of `whole` columns; columns beyond
  * that are padding and count for nothing.
  *   loss of a row = log(sum_j exp(logit_j - max)) - (logit_target - max)
+ *   a row is right if its target is the first of the largest logits: of equal ones one counts
  * A target below 0 marks a row that does not count.
  */
 
@@ -264,16 +265,22 @@ void ops_row_max(struct tensor max, struct tensor logits, size_t first_col, size
  * @brief sum (R, 1) = sum of exp(logit - max) over this rank's columns, and target_logit (R, 1) =
  * logit - max of the row's target if it is among them, else 0.
  *
+ * But -FLT_MIN instead of a 0 if a column before the target, among this rank's, has the max, too.
+ * So the sum of target_logit over the ranks is 0 only where the target is the first of the largest,
+ * while the loss, where log(sum) is at least log(2) then, does not change by a bit.
+ * @param max     of the whole row: over all ranks
  * @param targets R numbers of type I32
  */
 void ops_row_exp_sum(struct tensor sum, struct tensor target_logit, struct tensor logits,
                      struct tensor max, struct tensor targets, size_t first_col, size_t whole);
 
 /**
- * @brief Stores loss[0] = the sum of the rows' losses, and loss[1] = in how many rows the target
- * has the largest logit.
+ * @brief Stores loss[0] = the sum of the rows' losses, and loss[1] = in how many rows the target is
+ * the first of the largest logits.
  *
- * @param loss (1, 2) F64
+ * @param loss         (1, 2) F64
+ * @param sum          (R, 1) of ops_row_exp_sum(), summed over the ranks that hold the columns
+ * @param target_logit (R, 1) likewise
  */
 void ops_cross_entropy(struct tensor loss, struct tensor sum, struct tensor target_logit,
                        struct tensor targets);

@@ -2,7 +2,10 @@
 #include "error.h"
 #include <string.h>
 
-enum { COMMON_ARGS_MAX = 64 };
+enum {
+    COMMON_ARGS_MAX = 64,
+    MICRO_BATCHES_FREE = 1024, // as many may be given for any batch; some are empty then
+};
 
 static size_t append(struct arg *table, size_t count, const struct arg *more, size_t more_count) {
     CHECK(count + more_count < COMMON_ARGS_MAX);
@@ -16,20 +19,25 @@ static size_t training_args(struct options *o, struct arg *table, size_t count) 
     const struct arg args[] = {
         {"--data", ARG_STRING, &o->data, .unit = "PATH", .group = "Training",
          .help = "text file (llama) or IDX folder (mnist)", .absent = "installed by setup"},
-        {"--seed", ARG_INT, &o->seed, 0, 9007199254740992.0, .help = "of all randomness"},
-        {"--threads", ARG_INT, &o->threads, 0, 4096, .help = "compute threads; 0: all cores"},
-        {"--steps", ARG_INT, &o->steps, 0, 1e12, .help = "length of the training, or"},
-        {"--epochs", ARG_INT, &o->epochs, 0, 1e6, .help = "the same, in passes over the data"},
+        {"--seed", ARG_INT, &o->seed, 0, 9007199254740992.0,
+         .help = "number from which all randomness follows"},
+        {"--threads", ARG_INT, &o->threads, 0, 4096,
+         .help = "compute threads of a process; 0: all cores"},
+        {"--steps", ARG_INT, &o->steps, 0, 1e12, .absent = o->steps == 0 ? "by --epochs" : NULL,
+         .help = "length of the whole training, which the learning rate follows"},
+        {"--epochs", ARG_INT, &o->epochs, 0, 1e6, .absent = o->epochs == 0 ? "by --steps" : NULL,
+         .help = "length of the whole training, in passes over the data"},
         {"--stop-after", ARG_INT, &o->stop_after, 0, 1e12, .absent = "off",
-         .help = "end this run after N more steps"},
+         .help = "end this run after N more steps, wherever in the training that is"},
         {"--batch", ARG_INT, &o->batch, 1, 1 << 24, .help = "samples in a step, over all ranks",
          .absent = o->batch == 0 ? "by --size" : NULL},
-        {"--micro-batches", ARG_INT, &o->micro_batches, 1, 1 << 20,
-         .help = "parts of a step, one after the other"},
-        {"--eval-every", ARG_INT, &o->eval_every, 0, 1e12, .help = "steps; 0: at the end",
+        {"--micro-batches", ARG_INT, &o->micro_batches, 1, 1 << 16,
+         .help = "parts of a step that go through the model one after the other"},
+        {"--eval-every", ARG_INT, &o->eval_every, 0, 1e12,
+         .help = "steps between evaluations; 0: one at the end",
          .absent = o->eval_every < 0 ? "an epoch" : NULL},
         {"--eval-batch", ARG_INT, &o->eval_batch, 1, 1 << 20,
-         .help = "samples in a batch of the evaluation"},
+         .help = "samples that an evaluation takes at a time"},
     };
     return APPEND(table, count, args);
 }
@@ -38,20 +46,26 @@ static size_t optimizer_args(struct options *o, struct arg *table, size_t count)
     const struct arg args[] = {
         {"--optimizer", ARG_CHOICE, &o->optimizer, .choices = "sgd|adamw|adadelta",
          .group = "Optimizer", .help = "how gradients change parameters"},
-        {"--lr", ARG_DOUBLE, &o->lr, 0, 1e6, .help = "learning rate"},
+        {"--lr", ARG_DOUBLE, &o->lr, 0, 1e6, .help = "largest learning rate"},
         {"--schedule", ARG_CHOICE, &o->schedule, .choices = "constant|cosine|step",
-         .help = "of the learning rate"},
-        {"--warmup", ARG_INT, &o->warmup, 0, 1e9, .help = "steps in which it rises to --lr"},
-        {"--min-lr", ARG_DOUBLE, &o->min_lr, 0, 1e6, .help = "where cosine ends",
+         .help = "how the learning rate falls"},
+        {"--warmup", ARG_INT, &o->warmup, 0, 1e9,
+         .help = "steps in which the learning rate rises to --lr"},
+        {"--min-lr", ARG_DOUBLE, &o->min_lr, 0, 1e6,
+         .help = "learning rate where schedule cosine ends",
          .absent = o->min_lr < 0 ? "a tenth of --lr" : NULL},
-        {"--gamma", ARG_DOUBLE, &o->gamma, 0, 1, .help = "factor per epoch of schedule step"},
-        {"--beta1", ARG_DOUBLE, &o->beta1, 0, 0.9999999, .help = "adamw: of the first moment"},
-        {"--beta2", ARG_DOUBLE, &o->beta2, 0, 0.9999999, .help = "adamw: of the second moment"},
-        {"--rho", ARG_DOUBLE, &o->rho, 0, 0.9999999, .help = "adadelta: of both averages"},
-        {"--eps", ARG_DOUBLE, &o->eps, 0, 1, .absent = "1e-8; adadelta: 1e-6",
-         .help = "keeps the divisor away from 0"},
-        {"--weight-decay", ARG_DOUBLE, &o->weight_decay, 0, 1e3, .help = "on matrices only"},
-        {"--clip", ARG_DOUBLE, &o->clip, 0, 1e9, .help = "largest gradient norm; 0: off"},
+        {"--gamma", ARG_DOUBLE, &o->gamma, 0, 1,
+         .help = "what schedule step multiplies the learning rate with, each epoch"},
+        {"--beta1", ARG_DOUBLE, &o->beta1, 0, 0.9999999,
+         .help = "adamw: decay of the first moment"},
+        {"--beta2", ARG_DOUBLE, &o->beta2, 0, 0.9999999,
+         .help = "adamw: decay of the second moment"},
+        {"--rho", ARG_DOUBLE, &o->rho, 0, 0.9999999, .help = "adadelta: decay of both averages"},
+        {"--eps", ARG_DOUBLE, &o->eps, 1e-30, 1, .absent = "1e-8; adadelta: 1e-6",
+         .help = "added to the divisor, to keep it away from 0"},
+        {"--weight-decay", ARG_DOUBLE, &o->weight_decay, 0, 1e3,
+         .help = "weight decay, of matrices only"},
+        {"--clip", ARG_DOUBLE, &o->clip, 0, 1e9, .help = "cut gradients down to this norm; 0: off"},
     };
     return APPEND(table, count, args);
 }
@@ -59,23 +73,25 @@ static size_t optimizer_args(struct options *o, struct arg *table, size_t count)
 static size_t file_args(struct options *o, struct arg *table, size_t count) {
     const struct arg args[] = {
         {"--save", ARG_STRING, &o->save, .unit = "DIR", .group = "Files",
-         .help = "write a checkpoint at the end"},
+         .help = "write a checkpoint into this folder at the end"},
         {"--save-every", ARG_INT, &o->save_every, 0, 1e12,
-         .help = "steps; 0: at the end; needs --save"},
-        {"--load", ARG_STRING, &o->load, .unit = "DIR", .help = "start from these weights"},
+         .help = "with --save: steps between checkpoints; 0: one at the end"},
+        {"--load", ARG_STRING, &o->load, .unit = "DIR",
+         .help = "start from the weights of a checkpoint"},
         {"--resume", ARG_STRING, &o->resume, .unit = "DIR",
-         .help = "go on with a training: weights, optimizer, step"},
-        {"--log", ARG_STRING, &o->log, .unit = "FILE", .help = "one JSON object a step"},
+         .help = "go on where a checkpoint ends: weights, optimizer, step"},
+        {"--log", ARG_STRING, &o->log, .unit = "FILE", .help = "write one JSON object a step"},
         {"--print-every", ARG_INT, &o->print_every, 1, 1e12, .absent = "about 20 lines",
          .help = "steps between lines on the terminal"},
         {"--dump", ARG_STRING, &o->dump, .unit = "DIR",
-         .help = "exact losses, norms, gradients, weights"},
+         .help = "write exact losses, norms, gradients, weights"},
         {"--logits", ARG_STRING, &o->logits, .unit = "FILE",
-         .help = "predictions for the first validation sample"},
+         .help = "write the logits of the first validation sample"},
         {"--memory", ARG_STRING, &o->memory, .unit = "FILE",
-         .help = "timeline of the memory account"},
+         .help = "write the memory in use, by category, as a table (TSV): megabytes a "
+                 "minute, for each allocation is a line"},
         {"--trace", ARG_STRING, &o->trace, .unit = "FILE",
-         .help = "timeline for a trace viewer (Perfetto)"},
+         .help = "write a timeline for a trace viewer (Perfetto)"},
     };
     return APPEND(table, count, args);
 }
@@ -101,7 +117,7 @@ struct options options_defaults(void) {
         .seed = 1,
         .stop_after = -1,
         .micro_batches = 1,
-        .gamma = 1,
+        .gamma = 0.7,
         .beta1 = 0.9,
         .beta2 = 0.95,
         .rho = 0.9,
@@ -134,6 +150,11 @@ static void finish(struct options *o) {
     }
     if (o->save_every > 0 && o->save == NULL) {
         error_user("--save-every %ld needs --save DIR, the folder to write", (long)o->save_every);
+    }
+    if (o->micro_batches > MICRO_BATCHES_FREE && o->micro_batches > o->batch) {
+        error_user("--micro-batches %ld cuts a step into more parts than --batch has samples, and "
+                   "most would be empty; choose at most the samples of --batch (or %d)",
+                   (long)o->micro_batches, MICRO_BATCHES_FREE);
     }
     if (o->min_lr < 0) {
         o->min_lr = o->lr / 10;

@@ -838,7 +838,7 @@ bool safetensors_finish(struct safetensors_writer *writer, char *error, size_t e
         writer_fail(writer, "an earlier write failed", error, error_size);
     } else if (writer->written != writer->promised) {
         good = writer_fail(writer, "fewer bytes came than its header promises", error, error_size);
-    } else if (fflush(writer->file) != 0 || fsync(fileno(writer->file)) != 0) {
+    } else if (!files_sync(writer->file)) {
         good = writer_fail(writer, strerror(errno), error, error_size);
     }
     if (fclose(writer->file) != 0 && good) {

@@ -1,6 +1,7 @@
 #include "sample.h"
 #include "device.h"
 #include "error.h"
+#include "files.h"
 #include "random.h"
 #include "safetensors.h"
 #include <math.h>
@@ -58,32 +59,48 @@ static struct safetensors_entry entry_of(const char *name, struct tensor t) {
     };
 }
 
-static void tensor_write(struct safetensors_writer *w, struct tensor t) {
-    char error[512];
+static bool tensor_write(struct safetensors_writer *w, struct tensor t, char *error,
+                         size_t error_size) {
     size_t bytes = tensor_count(t) * dtype_size(t.dtype);
     void *host = malloc(bytes + 1);
     CHECK(host != NULL);
     device_download(host, t);
-    if (!safetensors_write(w, host, bytes, error, sizeof error)) {
-        error_fatal(__FILE__, __LINE__, "%s", error);
-    }
+    bool good = safetensors_write(w, host, bytes, error, error_size);
     free(host);
+    return good;
 }
 
-void logits_write(const char *path, struct tensor input, struct tensor logits) {
-    char error[512];
+static bool tensors_write(const char *path, struct tensor input, struct tensor logits, char *error,
+                          size_t error_size) {
+    char later[ERROR_TEXT_SIZE];
     const struct safetensors_entry entries[] = {
         entry_of("input", input),
         entry_of("logits", logits),
     };
-    struct safetensors_writer *w =
-        safetensors_create(path, entries, 2, NULL, 0, error, sizeof error);
+    struct safetensors_writer *w = safetensors_create(path, entries, 2, NULL, 0, error, error_size);
     if (w == NULL) {
-        error_fatal(__FILE__, __LINE__, "%s", error);
+        return false;
     }
-    tensor_write(w, input);
-    tensor_write(w, logits);
-    if (!safetensors_finish(w, error, sizeof error)) {
-        error_fatal(__FILE__, __LINE__, "%s", error);
+    bool good =
+        tensor_write(w, input, error, error_size) && tensor_write(w, logits, error, error_size);
+    return safetensors_finish(w, good ? error : later, good ? error_size : sizeof later) && good;
+}
+
+bool logits_write(const char *path, struct tensor input, struct tensor logits) {
+    char error[ERROR_TEXT_SIZE];
+    if (path == NULL) {
+        return true;
     }
+    struct files_write *w = files_write_begin(path, error, sizeof error);
+    bool good = w != NULL;
+    if (good && tensors_write(files_write_path(w), input, logits, error, sizeof error)) {
+        good = files_write_commit(w, error, sizeof error);
+    } else {
+        files_write_abandon(w);
+        good = false;
+    }
+    if (!good) {
+        error_warning("--logits %s was not written: %s", path, error);
+    }
+    return good;
 }

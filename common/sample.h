@@ -4,6 +4,7 @@
 
 #include "options.h"
 #include "tensor.h"
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -32,11 +33,13 @@ int32_t logits_draw(struct tensor logits, size_t row, const struct options *o, u
 /**
  * @brief Writes a safetensors file with the tensors "input", as it is, and "logits", f32.
  *
- * Local. Ends the program if the file cannot be written.
+ * Local. The file is whole or not there; a device or a pipe is written itself.
+ * @param path   NULL: nothing is written, since another rank does
  * @param input  (1, n) of a batch: tokens or pixels
  * @param logits (rows, classes)
+ * @return false, after a warning, if it could not be written
  */
-void logits_write(const char *path, struct tensor input, struct tensor logits);
+bool logits_write(const char *path, struct tensor input, struct tensor logits);
 
 #ifdef __cplusplus
 }

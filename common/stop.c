@@ -9,33 +9,47 @@
 #include <stddef.h>
 
 static atomic_int caught; // number of the signal, 0: none
+static sigset_t taken; // by stop_init()
 
-static sigset_t signals(void) {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    return set;
+static bool is_ignored(int number) {
+    struct sigaction now;
+    return sigaction(number, NULL, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
+// Those that somebody has set to be ignored, as nohup does, stay so.
+static int signals_take(void) {
+    static const int NUMBERS[] = {SIGINT, SIGTERM, SIGHUP};
+    int count = 0;
+    sigemptyset(&taken);
+    for (size_t i = 0; i < sizeof NUMBERS / sizeof NUMBERS[0]; i++) {
+        if (!is_ignored(NUMBERS[i])) {
+            sigaddset(&taken, NUMBERS[i]);
+            count++;
+        }
+    }
+    return count;
 }
 
 // The first signal is remembered; the second ends the program as it would have without us.
 static void *wait_for_signals(void *unused) {
-    sigset_t set = signals();
     int number;
     (void)unused;
-    CHECK(sigwait(&set, &number) == 0);
+    CHECK(sigwait(&taken, &number) == 0);
     atomic_store(&caught, number);
-    CHECK(sigwait(&set, &number) == 0);
+    CHECK(sigwait(&taken, &number) == 0);
     signal(number, SIG_DFL);
-    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    pthread_sigmask(SIG_UNBLOCK, &taken, NULL);
     raise(number);
     return NULL;
 }
 
 void stop_init(void) {
-    sigset_t set = signals();
     pthread_t thread;
-    CHECK(pthread_sigmask(SIG_BLOCK, &set, NULL) == 0); // threads made later inherit it
+    signal(SIGXFSZ, SIG_IGN); // a write beyond `ulimit -f` then fails like one to a full disk
+    if (signals_take() == 0) {
+        return;
+    }
+    CHECK(pthread_sigmask(SIG_BLOCK, &taken, NULL) == 0); // threads made later inherit it
     CHECK(pthread_create(&thread, NULL, wait_for_signals, NULL) == 0);
     CHECK(pthread_detach(thread) == 0);
 }

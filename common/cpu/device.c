@@ -6,12 +6,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sysinfo.h>
 #ifdef SHARD_HAVE_ONEDNN
 #include <oneapi/dnnl/dnnl.h>
 #endif
 #include <cblas.h>
 
+enum { THREADS_PER_CORE_MAX = 8 }; // more would spend their time on waiting for each other
+
 static char name[160];
+static size_t memory_bytes;
 
 // A training step allocates and frees the same blocks again and again. Large blocks would each go
 // to the system and come back as fresh pages, at a page fault for every 4 KiB, so keep all of them
@@ -35,15 +39,56 @@ static const char *vector_unit(void) {
 #endif
 }
 
+// The number in a file of the kernel's, 0 if there is none.
+static size_t number_in(const char *path) {
+    size_t number = 0;
+    FILE *file = fopen(path, "re");
+    if (file != NULL) {
+        if (fscanf(file, "%zu", &number) != 1) {
+            number = 0;
+        }
+        fclose(file);
+    }
+    return number;
+}
+
+// What the machine has, with its swap space; or what the container may use, if that is less.
+static size_t find_memory(void) {
+    struct sysinfo info;
+    CHECK(sysinfo(&info) == 0);
+    size_t bytes = (size_t)(info.totalram + info.totalswap) * info.mem_unit;
+    size_t limits[] = {
+        number_in("/sys/fs/cgroup/memory.max"),
+        number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+    };
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
+        bytes = limits[i] > 0 && limits[i] < bytes ? limits[i] : bytes;
+    }
+    return bytes;
+}
+
+// How many threads to use: what is asked for, or a fair part of the cores.
+static int thread_count(int threads, int sharers) {
+    int cores = omp_get_num_procs(), limit = omp_get_thread_limit();
+    if (threads > THREADS_PER_CORE_MAX * cores) {
+        error_user("--threads %d on %d core%s would wait more than compute; choose at most %d",
+                   threads, cores, cores == 1 ? "" : "s", THREADS_PER_CORE_MAX * cores);
+    }
+    int count = threads > 0 ? threads : omp_get_max_threads() / sharers;
+    count = count < limit ? count : limit; // OMP_THREAD_LIMIT
+    return count > 0 ? count : 1;
+}
+
 void device_init(int threads, int sharers) {
     heap_init();
-    int count = threads > 0 ? threads : omp_get_max_threads() / sharers;
-    count = count > 0 ? count : 1;
+    memory_bytes = find_memory();
+    int count = thread_count(threads, sharers);
     openblas_set_num_threads(1); // every library call runs on one thread: see cpu_gemm()
     omp_set_dynamic(0);
     omp_set_num_threads(count);
-    int length = snprintf(name, sizeof name, "CPU: %d thread%s, %s", device_threads(),
-                          device_threads() == 1 ? "" : "s", vector_unit());
+    bool many = count > omp_get_num_procs();
+    int length = snprintf(name, sizeof name, "CPU: %d thread%s, %s%s", count, count == 1 ? "" : "s",
+                          many ? "more than there are cores, " : "", vector_unit());
 #ifdef SHARD_HAVE_ONEDNN
     const dnnl_version_t *v = dnnl_version();
     length += snprintf(name + length, sizeof name - (size_t)length, ", oneDNN %d.%d.%d", v->major,
@@ -65,6 +110,10 @@ const char *device_name(void) {
 void *device_alloc(size_t bytes) {
     size_t rounded = (bytes + 63) / 64 * 64;
     return aligned_alloc(64, rounded > 0 ? rounded : 64);
+}
+
+size_t device_memory_bytes(void) {
+    return memory_bytes;
 }
 
 void device_free(void *data) {

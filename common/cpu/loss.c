@@ -2,6 +2,7 @@
 #include "cpu.h"
 #include "ops.h"
 #include "vector.h"
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -43,6 +44,12 @@ static float exp_sum(const float *x, size_t count, float max) {
     return lanes_sum(sum);
 }
 
+// How many of this rank's columns stand before row r's target.
+static size_t columns_before(const int32_t *targets, size_t r, size_t first_col, size_t cols) {
+    size_t before = targets[r] > 0 && (size_t)targets[r] > first_col ? targets[r] - first_col : 0;
+    return before < cols ? before : cols;
+}
+
 void ops_row_exp_sum(struct tensor sum, struct tensor target_logit, struct tensor logits,
                      struct tensor max, struct tensor targets, size_t first_col, size_t whole) {
     size_t R = logits.rows, n = logits.cols, cols = real_columns(n, first_col, whole);
@@ -55,6 +62,10 @@ void ops_row_exp_sum(struct tensor sum, struct tensor target_logit, struct tenso
             ptrdiff_t t = target_column(i32(targets), r, first_col, cols, whole);
             f32(sum)[r] = exp_sum(row, cols, f32(max)[r]);
             f32(target_logit)[r] = t >= 0 ? row[t] - f32(max)[r] : 0.0f;
+            size_t before = columns_before(i32(targets), r, first_col, cols);
+            if (f32(target_logit)[r] == 0.0f && vector_max(row, before) == f32(max)[r]) {
+                f32(target_logit)[r] = -FLT_MIN;
+            }
         }
     }
 }

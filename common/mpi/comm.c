@@ -286,7 +286,8 @@ struct comm_stats comm_stats(void) {
 static struct comm_handle enqueue(struct comm c, struct call call, bool wake) {
     CHECK(job.started);
     call.group = c.group;
-    call.number = ++c.group->calls;
+    bool point = call.kind == COMM_SEND || call.kind == COMM_RECV; // not on all ranks
+    call.number = point ? ++c.group->points : ++c.group->calls;
     call.enqueued_us = trace_on() ? trace_now_us() : 0;
     c.group->stats.calls[call.account]++;
     c.group->stats.bytes[call.account] += ring_bytes(&call);

@@ -31,7 +31,8 @@ struct comm_group {
     int size;
     MPI_Comm mpi;
     struct shared *shared; // NULL: MPI messages
-    uint64_t calls; // enqueued so far: the number of the last call
+    uint64_t calls; // collectives enqueued so far: the number of the last one
+    uint64_t points; // the same for sends and receives
     struct comm_stats stats;
     struct comm_group *next; // all groups of this process
 };
@@ -41,7 +42,7 @@ struct call {
     enum comm_kind kind; // what it is
     enum comm_kind account; // COMM_HOST for calls on host memory, else kind
     struct comm_group *group;
-    uint64_t number; // of the call in its group
+    uint64_t number; // of the call in its group, counted by itself for sends and receives
     char *whole; // all-reduce, broadcast, send, recv: the buffer
     char *part; // reduce-scatter, all-gather: this rank's part
     size_t count; // elements of whole; of part for reduce-scatter and all-gather

@@ -60,7 +60,7 @@ LLAMA_FLAGS='
 --temperature | double | 0.8 | 0 1 100 | -1 101
 '
 LLAMA_DEFAULTS='--optimizer adamw; --schedule cosine; --lr 0.002; --min-lr a tenth of --lr;
---warmup 100; --gamma 1; --weight-decay 0.1; --clip 1; --epochs 0'
+--warmup 100; --gamma 0.7; --weight-decay 0.1; --clip 1; --epochs by --steps'
 MNIST_FLAGS='
 --steps      | int    | | 0 1 1000000000000 | -1 1000000000001
 --batch      | int    | 64 | 1 5 16777216 | 0 -1 16777217
@@ -69,7 +69,7 @@ MNIST_FLAGS='
 --dropout    | double | 0.5 | 0 0.99 | -0.1 1
 '
 MNIST_DEFAULTS='--optimizer adadelta; --schedule step; --lr 1; --warmup 0; --gamma 0.7;
---weight-decay 0; --clip 0; --epochs 5'
+--weight-decay 0; --clip 0; --epochs 5; --steps by --epochs'
 
 nothing_left() {
     if ! is_empty_here; then
@@ -244,6 +244,9 @@ test_words() {
     refuses 'unknown flag --xyzzyplugh; --help lists' "$program" --xyzzyplugh 3
     refuses 'unknown flag --BATCH' "$program" --BATCH 4
     refuses 'did you mean --batch' "$program" batch=4
+    refuses 'unknown flag --sizes; --help lists all flags of mnist' "$MNIST" --sizes tiny
+    refuses 'unknown flag --size; --help lists all flags of mnist' "$MNIST" --size tiny
+    refuses '--help takes no argument; found "1"' "$program" --help=1
     refuses 'unexpected word' "$program" ""
     refuses 'unknown flag' "$program" "--$(printf 'a%.0s' {1..3000})"
     refuses 'found "%s%n%d"' "$program" --batch %s%n%d

@@ -11,6 +11,22 @@ plain() {
     expect "no carriage return, no escape in $1" eval "! grep -qP '[\\r\\x1b\\x08]' '$1'"
 }
 
+# Runs a command in a terminal of so many columns: what is on the screen at the end, in `screen`, and
+# each progress bar that was there in between, in `bars`; none may reach the last column.
+on_screen() {
+    local columns=$1
+    shift
+    run python3 "$CLI/screen.py" "$columns" frames "$@"
+    mv ../out screen
+    grep -E '^(\[[#.]*\])? *[0-9]+%' frames >bars
+    expect "no bar as wide as the terminal" test "$(wc -L <bars)" -lt "$columns"
+}
+
+# The text on a screen without what the width and the moment make of it: in one line, each number a 0.
+words() {
+    tr -d ' \n' | sed -E 's/(0x)?[0-9]+([.][0-9]+)?(e[+-][0-9]+)?/0/g'
+}
+
 for model in llama mnist; do
     command=("${llama[@]}")
     [[ $model == llama ]] || command=("${mnist[@]}")
@@ -33,23 +49,42 @@ for model in llama mnist; do
         eval "grep -q '^time ' piped && grep -q '^speed ' piped && grep -q 'MB activations' piped"
     end
 
-    begin "$model, on a terminal: a progress bar, lines of at most 80 columns"
-    printf -v line '%q ' "${command[@]}" --eval-every 20
-    script -qec "stty cols 80; $line" typescript </dev/null >/dev/null 2>&1
-    code=$?
-    ((code == 0)) || fault "exit code $code"
-    grep -vE '^Script (started|done)' typescript | tr -d '\n' | sed 's/\r\r*/\r/g; s/\x1b\[K//g' |
-        tr '\r' '\n' >lines
-    expect "a bar" grep -qE '\[[#=.> -]{10,}\].* [0-9]+ ?%' lines
-    expect "it grows" test "$(grep -oE '[0-9]+%' lines | sort -u | wc -l)" -gt 10
-    expect "no line is longer than 80 columns" \
-        awk 'length > 80 { print length, $0; bad = 1 } END { exit bad }' lines
-    expect "the same lines of steps as in a pipe" \
-        diff <(grep '^step' lines | cut -c 1-35) <(grep '^step' piped | cut -c 1-35)
-    expect "no bar is left at the end" eval "! tail -n 3 lines | grep -q '\[#'"
-    expect "errors of a run at a terminal are plain" \
-        eval "script -qec '\"$LLAMA\" --bogus' /dev/null </dev/null 2>&1 | grep -q 'unknown flag'"
-    rm typescript
+    for columns in 80 40; do
+        begin "$model, on a terminal of $columns columns: a progress bar, and nothing left of it"
+        on_screen $columns "${command[@]}" --eval-every 20
+        if ((columns == 80)); then
+            expect "a bar" grep -qE '^\[[#.]{30}\] ' bars
+            expect "no line is longer than 80 columns" test "$(wc -L <screen)" -le 80
+            expect "the lines of steps as in a pipe" \
+                diff <(grep '^step' screen | cut -c 1-35) <(grep '^step' piped | cut -c 1-35)
+        else
+            expect "no room for a bar" eval "! grep -q '[[#]' bars"
+        fi
+        expect "it grows" test "$(grep loss bars | grep -oE '[0-9]+%' | sort -u | wc -l)" -gt 10
+        expect "it says that it evaluates" \
+            test "$(grep -cE '[0-9]+%  evaluating, [0-9]+ of [0-9]+$' bars)" -gt 10
+        expect "on the screen is what goes into a pipe" diff <(words <screen) <(words <piped)
+        end
+    done
+
+    begin "$model, on a terminal: the bar is full at the end of this run, wherever that is"
+    on_screen 80 "${command[@]}" --stop-after 10
+    expect "90 % after 9 of 10 steps" grep -qE '^\[#{27}\.{3}\]  90%  loss' bars
+    works "${command[@]}" --stop-after 20 --save ck
+    on_screen 80 "${command[@]}" --resume ck
+    expect "a resumed run begins at 0 %" grep -qE '^\[#?\.{29,30}\]   [0-9]%  loss' bars
+    expect "98 % before its last step" grep -qE '^\[#{29}\.\]  98%  loss' bars
+    rm -r ck
+    end
+
+    begin "$model, on a terminal: very narrow ones, messages, Ctrl-C"
+    on_screen 20 "${command[@]}"
+    expect "no bar in 20 columns" test ! -s bars
+    INTERRUPT=30 on_screen 80 "${command[@]/%60/100000}"
+    expect "no bar is left after Ctrl-C" eval "! grep -q '%  ' screen"
+    expect "the line after it is whole" grep -qE '^stopped +after step' screen
+    on_screen 80 "$LLAMA" --bogus
+    expect "a message stands alone" eval "grep -q '^llama: unknown flag' screen"
     end
 
     begin "$model: each line of --log is a JSON object with the keys of its kind"

@@ -18,7 +18,28 @@ static void test_user(void **state) {
 static void test_user_disarms_terminal_commands(void **state) {
     (void)state;
     struct child child = child_run(user_body, "\033[2J\r\x7f\xc2\x9b\tä\n");
-    assert_string_equal(child.err, "test_error: ?[2J?????ä\n: found 7, expected 3\n");
+    assert_string_equal(child.err, "test_error: ?[2J?????ä?: found 7, expected 3\n");
+}
+
+static void lines_body(void *argument) {
+    error_user("one\ntwo %s\nthree", (const char *)argument);
+}
+
+static void test_user_lines(void **state) {
+    (void)state;
+    struct child child = child_run(lines_body, "a\nb");
+    assert_string_equal(child.err, "test_error: one\ntwo a?b\nthree\n");
+}
+
+static void warning_body(void *argument) {
+    error_warning("%s: cannot be written", (const char *)argument);
+}
+
+static void test_warning(void **state) {
+    (void)state;
+    struct child child = child_run(warning_body, "a\nb");
+    assert_int_equal(child.exit_code, 0);
+    assert_string_equal(child.err, "warning: a?b: cannot be written\n");
 }
 
 static void test_user_cuts_long_text(void **state) {
@@ -115,6 +136,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_user),
         cmocka_unit_test(test_user_disarms_terminal_commands),
+        cmocka_unit_test(test_user_lines),
+        cmocka_unit_test(test_warning),
         cmocka_unit_test(test_user_cuts_long_text),
         cmocka_unit_test(test_user_hook),
         cmocka_unit_test(test_fatal),

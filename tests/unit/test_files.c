@@ -2,6 +2,7 @@
 #include "error.h"
 #include "files.h"
 #include "scratch.h"
+#include "stop.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -213,8 +214,6 @@ static void test_write_refused(void **state) {
     assert_false(write_file(scratch_path("file/below"), "x"));
     assert_contains(error, "/file/below: ");
     assert_contains(error, "/file: is a file; expected a folder");
-    assert_false(write_file("/dev/null", "x"));
-    assert_contains(error, "is not a regular file");
     assert_false(write_file("", "x"));
     assert_contains(error, "the path is empty");
     faults.full_disk = true;
@@ -222,6 +221,40 @@ static void test_write_refused(void **state) {
     assert_contains(error, "cannot be written: No space left on device");
     assert_string_equal(scratch_read(scratch_path("file")), "old");
     assert_int_equal(count_entries(scratch_folder), 1);
+}
+
+// A device or a pipe stays what it is.
+static void test_write_special(void **state) {
+    (void)state;
+    struct stat status;
+    char text[8] = "";
+    assert_true(write_file("/dev/null", "x"));
+    assert_int_equal(stat("/dev/null", &status), 0);
+    assert_true(S_ISCHR(status.st_mode));
+    assert_false(write_file("/dev/full", "x"));
+    assert_contains(error, "/dev/full: cannot be written: No space left on device");
+    assert_int_equal(mkfifo(scratch_path("pipe"), 0777), 0);
+    int reader = open(scratch_path("pipe"), O_RDONLY | O_NONBLOCK);
+    assert_true(write_file(scratch_path("pipe"), "text"));
+    assert_int_equal(read(reader, text, sizeof text), 4);
+    assert_string_equal(text, "text");
+    close(reader);
+    assert_int_equal(count_entries(scratch_folder), 1);
+}
+
+static void pipe_body(void *argument) {
+    stop_init();
+    kill(getpid(), SIGTERM);
+    FILE *file = files_create(argument);
+    exit(file == NULL && errno == EINTR ? 0 : 1);
+}
+
+// Nobody may have to wait for ever for somebody who reads.
+static void test_pipe_without_reader(void **state) {
+    (void)state;
+    assert_int_equal(mkfifo(scratch_path("pipe"), 0777), 0);
+    struct child child = child_run(pipe_body, scratch_path("pipe"));
+    assert_int_equal(child.exit_code, 0);
 }
 
 static void small_files_body(void *argument) {
@@ -247,6 +280,75 @@ static void test_write_early_failure(void **state) {
     assert_int_equal(child.exit_code, 0);
     assert_string_equal(scratch_read(scratch_path("file")), "old");
     assert_int_equal(count_entries(scratch_folder), 1);
+}
+
+// ---- where paths lead --------------------------------------------------------------------------
+
+static void assert_resolved(const char *path, const char *expected) {
+    char out[FILES_PATH_SIZE];
+    if (!files_resolve(path, out, error, sizeof error)) {
+        fail_msg("%s: %s", path, error);
+    }
+    assert_string_equal(out, expected);
+}
+
+static void test_resolve(void **state) {
+    (void)state;
+    assert_int_equal(mkdir(scratch_path("dir"), 0777), 0);
+    assert_int_equal(symlink("dir/../dir/new", scratch_path("link")), 0);
+    assert_int_equal(symlink(scratch_path("link"), scratch_path("second")), 0);
+    assert_resolved("/", "/");
+    assert_resolved("/..//.", "/");
+    assert_resolved(scratch_path(""), scratch_folder);
+    assert_resolved(scratch_path("dir//"), scratch_path("dir"));
+    assert_resolved(scratch_path("./new//deep/../x/"), scratch_path("new/x"));
+    assert_resolved(scratch_path("link"), scratch_path("dir/new"));
+    assert_resolved(scratch_path("second/file"), scratch_path("dir/new/file"));
+    char *here = getcwd(NULL, 0);
+    assert_int_equal(chdir(scratch_path("dir")), 0);
+    assert_resolved("x", scratch_path("dir/x"));
+    assert_resolved("../x", scratch_path("x"));
+    assert_int_equal(chdir(here), 0);
+    free(here);
+}
+
+static char *long_path(size_t count, const char *part) {
+    char *path = calloc(count, strlen(part) + 1);
+    for (size_t i = 0; i < count; i++) {
+        strcat(path, part);
+    }
+    return path;
+}
+
+static void gone_body(void *argument) {
+    char out[FILES_PATH_SIZE];
+    assert_int_equal(chdir(argument), 0);
+    assert_int_equal(rmdir(argument), 0);
+    if (!files_resolve("x", out, error, sizeof error)) {
+        fputs(error, stderr);
+    }
+}
+
+static void test_resolve_refused(void **state) {
+    (void)state;
+    char out[FILES_PATH_SIZE];
+    assert_int_equal(symlink("circle/x", scratch_path("circle")), 0);
+    assert_false(files_resolve(scratch_path("circle"), out, error, sizeof error));
+    assert_contains(error, "circle: Too many levels of symbolic links");
+    assert_false(files_resolve("", out, error, sizeof error));
+    assert_contains(error, "the path is empty");
+    for (int deep = 0; deep < 2; deep++) {
+        char *path = long_path(5000, deep ? "/a" : "a");
+        assert_false(files_resolve(path, out, error, sizeof error));
+        assert_contains(error, ": the path is too long");
+        free(path);
+    }
+    char *deepest = long_path(2000, "/a");
+    assert_resolved(deepest, deepest);
+    free(deepest);
+    assert_int_equal(mkdir(scratch_path("gone"), 0777), 0);
+    struct child child = child_run(gone_body, scratch_path("gone"));
+    assert_contains(child.err, "x: the current folder is not there any more");
 }
 
 // ---- folders -----------------------------------------------------------------------------------
@@ -362,6 +464,48 @@ static void test_folder_not_writable(void **state) {
     child = child_run(read_only_body, scratch_path("deep/dir"));
     assert_contains(child.err, "/deep cannot be made: Permission denied");
     assert_int_equal(chmod(scratch_folder, 0755), 0);
+}
+
+// A folder that is replaced keeps its mode, and is closed to others while it is written.
+static void test_folder_mode(void **state) {
+    (void)state;
+    struct stat status;
+    char *dir = scratch_path("dir");
+    const mode_t modes[] = {0700, 0750, 0777, 0500, 02775};
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        assert_saved(dir, "one");
+        assert_int_equal(chmod(dir, modes[i]), 0);
+        struct files_folder *f = files_folder_begin(dir, NAMES, error, sizeof error);
+        assert_int_equal(stat(files_folder_path(f), &status), 0);
+        assert_int_equal(status.st_mode & 07777, 0700);
+        assert_true(write_in(files_folder_path(f), NAMES[0], "two"));
+        assert_true(files_folder_commit(f, error, sizeof error));
+        assert_string_equal(read_in(dir, NAMES[0]), "two");
+        assert_int_equal(stat(dir, &status), 0);
+        assert_int_equal(status.st_mode & 07777, modes[i]);
+        assert_int_equal(count_entries(scratch_folder), 1);
+    }
+}
+
+static void no_mode_body(void *argument) {
+    if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0) {
+        exit(3);
+    }
+    umask(0222);
+    if (files_folder_check(argument, NAMES, error, sizeof error)) {
+        exit(1);
+    }
+    fputs(error, stderr);
+}
+
+// A folder can be made, but no file in it.
+static void test_folder_useless(void **state) {
+    (void)state;
+    assert_int_equal(chmod(scratch_folder, 0777), 0);
+    struct child child = child_run(no_mode_body, scratch_path("dir"));
+    assert_int_equal(child.exit_code, 0);
+    assert_contains(child.err, "/dir: no file can be made in such a folder: Permission denied");
+    assert_int_equal(count_entries(scratch_folder), 0);
 }
 
 static void test_folder_full_disk(void **state) {
@@ -676,13 +820,19 @@ int main(void) {
         files_test(test_write),
         files_test(test_write_through_link),
         files_test(test_write_refused),
+        files_test(test_write_special),
+        files_test(test_pipe_without_reader),
         files_test(test_write_early_failure),
+        files_test(test_resolve),
+        files_test(test_resolve_refused),
         files_test(test_folder),
         files_test(test_folder_spellings),
         files_test(test_folder_through_link),
         files_test(test_folder_refused),
         files_test(test_folder_refused_late),
         files_test(test_folder_not_writable),
+        files_test(test_folder_mode),
+        files_test(test_folder_useless),
         files_test(test_folder_full_disk),
         files_test(test_folder_failing_steps),
         files_test(test_rubbish),

@@ -33,15 +33,16 @@ static double loss_sum(void *context) {
     return sum;
 }
 
+// Of equal logits the first counts as the model's answer.
 static size_t right_answers(const struct problem *p) {
     size_t right = 0;
     for (size_t r = 0; r < p->R; r++) {
         const double *x = p->logits + r * p->V;
-        bool largest = p->targets[r] >= 0;
-        for (size_t j = 0; largest && j < p->V; j++) {
-            largest = x[j] <= x[p->targets[r]];
+        size_t answer = 0;
+        for (size_t j = 1; j < p->V; j++) {
+            answer = x[j] > x[answer] ? j : answer;
         }
-        right += largest;
+        right += p->targets[r] == (int32_t)answer;
     }
     return right;
 }
@@ -150,9 +151,9 @@ static double *part_of_gradient(const struct problem *p, const double *whole, si
 
 // The gradient is softmax - onehot: a probability has the rounding of its exponent, 6e-8 times the
 // logits.
-static void check_parts(size_t R, size_t V, size_t parts, double scale) {
+static void check_parts_of(struct problem p, size_t parts, const char *what) {
     const float factor = 0.125f;
-    struct problem p = make_problem(R, V, scale);
+    size_t R = p.R, V = p.V;
     size_t cols = (V + PADDED + parts - 1) / parts;
     struct steps all = make_steps(&p);
     struct tensor logits[8];
@@ -175,7 +176,7 @@ static void check_parts(size_t R, size_t V, size_t parts, double scale) {
     }
     ops_cross_entropy(all.loss, all.sum, all.target_logit, all.targets);
     char name[100];
-    snprintf(name, sizeof name, "cross entropy in %zu parts, scale %g", parts, scale);
+    snprintf(name, sizeof name, "cross entropy in %zu parts, %s", parts, what);
     check_loss(name, &p, all);
     double *gradient = test_gradient(p.logits, R * V, loss_sum, &p);
     for (size_t i = 0; i < parts; i++) {
@@ -188,6 +189,33 @@ static void check_parts(size_t R, size_t V, size_t parts, double scale) {
     free(gradient);
     free_steps(&all);
     free_problem(&p);
+}
+
+static void check_parts(size_t R, size_t V, size_t parts, double scale) {
+    char what[40];
+    snprintf(what, sizeof what, "scale %g", scale);
+    check_parts_of(make_problem(R, V, scale), parts, what);
+}
+
+// Logits of so few values that most rows have several largest ones: with one value all are equal,
+// and only the target 0 is right.
+static void check_ties(size_t R, size_t V, size_t parts, int32_t values) {
+    struct problem p = make_problem(R, V, 1);
+    uint64_t state = 7;
+    for (size_t i = 0; i < R * V; i++) {
+        p.logits[i] = values == 1 ? 0.5 : (double)test_random_int(&state, values) - 1.0;
+    }
+    p.targets[0] = 0;
+    check_parts_of(p, parts, values == 1 ? "all logits equal" : "ties");
+}
+
+static void test_ties(void **state) {
+    (void)state;
+    for (size_t parts = 1; parts <= 8; parts += parts < 3 ? 1 : 5) {
+        check_ties(65, 10, parts, 1);
+        check_ties(65, 10, parts, 2);
+        check_ties(33, 40, parts, 3);
+    }
 }
 
 static void test_whole(void **state) {
@@ -355,11 +383,11 @@ static void test_threads(void **state) {
 int main(void) {
     device_init(2, 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole),        cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_large_logits), cmocka_unit_test(test_row_max),
-        cmocka_unit_test(test_no_rows),      cmocka_unit_test(test_nan),
-        cmocka_unit_test(test_exp),          cmocka_unit_test(test_exp_edges),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_whole),     cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_ties),      cmocka_unit_test(test_large_logits),
+        cmocka_unit_test(test_row_max),   cmocka_unit_test(test_no_rows),
+        cmocka_unit_test(test_nan),       cmocka_unit_test(test_exp),
+        cmocka_unit_test(test_exp_edges), cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
