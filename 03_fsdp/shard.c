@@ -245,12 +245,13 @@ struct range range_meet(struct range a, struct range b) {
     return both;
 }
 
-// Takes `count` elements from rank r and puts them into host memory.
-static void receive(struct shard *s, int r, size_t count, float *host) {
-    struct tensor stage = tensor_alloc(count, 1, DTYPE_F32, MEM_COMM);
-    comm_wait(comm_recv(s->group, stage, r));
-    device_download(host, stage);
-    tensor_free(&stage);
+// Sends elements of unit u to rank 0.
+static void send(struct shard *s, struct tensor some) {
+    float *host = malloc(tensor_count(some) * sizeof *host);
+    CHECK(host != NULL);
+    device_download(host, some);
+    comm_send_host(s->group, host, tensor_count(some) * sizeof *host, 0);
+    free(host);
 }
 
 void shard_collect(struct shard *s, const struct tensor *buffer, enum mem_category what, int u,
@@ -268,9 +269,10 @@ void shard_collect(struct shard *s, const struct tensor *buffer, enum mem_catego
             device_download(whole + (some.begin - elements.begin),
                             shard_view(s, buffer, what, u, some));
         } else if (count > 0 && r == s->index) {
-            comm_wait(comm_send(s->group, shard_view(s, buffer, what, u, some), 0));
+            send(s, shard_view(s, buffer, what, u, some));
         } else if (count > 0 && s->index == 0) {
-            receive(s, r, count, whole + (some.begin - elements.begin));
+            comm_recv_host(s->group, whole + (some.begin - elements.begin), count * sizeof *whole,
+                           r);
         }
     }
 }

@@ -48,7 +48,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct config {
     struct options options; // what every chapter has
@@ -558,21 +557,15 @@ static void sample(struct trainer *t) {
 
 // ---- training ----------------------------------------------------------------------------------
 
-static double now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1e3 + now.tv_nsec * 1e-6;
-}
-
 // One optimizer step: forward and backward of all micro-batches, clipping, update.
 static struct log_step train_step(struct trainer *t, bool first) {
-    double start = now_ms();
     struct log_step s = {
         .step = t->step + 1,
         .lr = learning_rate(t->o, t->step, t->steps, t->steps_per_epoch),
         .items = step_targets(t, t->step),
         .samples = step_samples(t, t->step),
     };
+    log_step_begin(&s);
     s.loss = forward_backward(t, t->step);
     s.grad_norm = grad_norm(t);
     if (first) {
@@ -582,7 +575,7 @@ static struct log_step train_step(struct trainer *t, bool first) {
     update(t, s.grad_norm, s.lr);
     device_sync();
     trace_end();
-    s.ms = now_ms() - start;
+    log_step_end(&s);
     return s;
 }
 

@@ -30,6 +30,7 @@ struct log {
     bool bar_shown;
     int64_t steps; // reported
     double step_ms; // their total, without the first
+    struct comm_stats sent; // in all of them
     double items; // their total, without the first
     struct timespec start;
 };
@@ -44,6 +45,32 @@ static void streams_reserve(void) {
     if (file > STDERR_FILENO) {
         close(file);
     }
+}
+
+static double now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
+}
+
+// sum += sign * more
+static void stats_add(struct comm_stats *sum, const struct comm_stats *more, int sign) {
+    for (int k = 0; k < COMM_KINDS; k++) {
+        sum->calls[k] += (uint64_t)sign * more->calls[k];
+        sum->bytes[k] += (uint64_t)sign * more->bytes[k];
+    }
+}
+
+void log_step_begin(struct log_step *s) {
+    s->ms = now_ms();
+    s->sent = comm_stats();
+}
+
+void log_step_end(struct log_step *s) {
+    struct comm_stats before = s->sent;
+    s->ms = now_ms() - s->ms;
+    s->sent = comm_stats();
+    stats_add(&s->sent, &before, -1);
 }
 
 // mpirun gives every rank a terminal of its own and passes on what is written there, wherever its
@@ -333,6 +360,7 @@ bool log_report(struct log *log, const struct log_step *step) {
         log->step_ms += s->ms;
         log->items += (double)s->items;
     }
+    stats_add(&log->sent, &s->sent, 1);
     log->steps++;
     json_step(log, s, per_second);
     bool good = isfinite(s->loss) && isfinite(s->grad_norm);
@@ -357,26 +385,26 @@ static void memory_lines(struct log *log, const struct mem_stats *mem) {
     }
 }
 
-// Bytes that this rank sent in a step, on average; without what evaluation and reports exchange.
-static uint64_t sent(const struct comm_stats *comm, const struct log *log) {
+// Bytes that this rank sent in the steps.
+static uint64_t sent_bytes(const struct comm_stats *sent) {
     uint64_t bytes = 0;
-    for (int k = 0; k < COMM_HOST; k++) {
-        bytes += comm->bytes[k];
+    for (int k = 0; k < COMM_KINDS; k++) {
+        bytes += sent->bytes[k];
     }
-    return log->steps > 0 ? bytes / (uint64_t)log->steps : bytes;
+    return bytes;
 }
 
-static void comm_lines(struct log *log, const struct comm_stats *comm) {
-    if (comm->calls[COMM_HOST] == 0 || log->steps == 0) {
+static void comm_lines(struct log *log) {
+    double steps = (double)log->steps;
+    if (strcmp(comm_transport(), "self") == 0 || log->steps == 0) {
         return;
     }
     log_line(log, "sent", "%.3f MB a step by each rank, as a ring sends it",
-             (double)sent(comm, log) / 1e6);
+             (double)sent_bytes(&log->sent) / steps / 1e6);
     for (int k = 0; k < COMM_KINDS; k++) {
-        if (comm->calls[k] > 0 && k != COMM_HOST) {
+        if (log->sent.calls[k] > 0 && k != COMM_HOST) {
             log_line(log, "", "%9.3f MB in %.1f calls of %s",
-                     (double)comm->bytes[k] / (double)log->steps / 1e6,
-                     (double)comm->calls[k] / (double)log->steps,
+                     (double)log->sent.bytes[k] / steps / 1e6, (double)log->sent.calls[k] / steps,
                      comm_kind_name((enum comm_kind)k));
         }
     }
@@ -398,8 +426,9 @@ static void json_summary(struct log *log, const struct mem_stats *mem, double se
         fprintf(log->json, ", \"peak_%s_bytes\": %zu, \"highest_%s_bytes\": %zu", name,
                 mem->peak_by_category[c], name, mem->highest_by_category[c]);
     }
-    struct comm_stats comm = comm_stats();
-    fprintf(log->json, ", \"sent_bytes_per_step\": %llu", (unsigned long long)sent(&comm, log));
+    uint64_t steps = log->steps > 0 ? (uint64_t)log->steps : 1;
+    fprintf(log->json, ", \"sent_bytes_per_step\": %llu",
+            (unsigned long long)(sent_bytes(&log->sent) / steps));
     fputs("}\n", log->json);
 }
 
@@ -415,7 +444,6 @@ void log_summary(struct log *log, const struct mem_stats *mem) {
                  log->step_ms / (double)(log->steps - 1), per_second, log->config.item);
     }
     memory_lines(log, mem);
-    struct comm_stats comm = comm_stats();
-    comm_lines(log, &comm);
+    comm_lines(log);
     json_summary(log, mem, seconds, per_second);
 }

@@ -2,6 +2,7 @@
 #ifndef SHARD_LOG_H
 #define SHARD_LOG_H
 
+#include "comm.h"
 #include "mem.h"
 #include <stdbool.h>
 #include <stddef.h>
@@ -32,13 +33,20 @@ struct log_step {
     double loss; // mean over the targets of the global batch
     double grad_norm; // before clipping
     double lr;
-    double ms; // wall time of the step
+    double ms; // wall time of the step: log_step_begin() to log_step_end()
+    struct comm_stats sent; // what this rank called and sent in it
     size_t items; // targets of the global batch
     size_t samples; // samples of the global batch
     bool evaluated;
     double val_loss; // mean over all validation targets
     double accuracy; // share of them that the model guesses right
 };
+
+/** @brief The step begins: remembers the time and what was sent so far. Local. */
+void log_step_begin(struct log_step *s);
+
+/** @brief The step is over: sets its ms and sent. Local. */
+void log_step_end(struct log_step *s);
 
 /** @brief Opens the log; ends with error_user() if a file cannot be written. Local; the
  * writing rank prints, the others are quiet. Free it with log_close(). */

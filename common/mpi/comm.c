@@ -424,6 +424,27 @@ void comm_broadcast_host(struct comm c, void *data, size_t bytes, int root) {
     comm_wait(enqueue(c, call, false));
 }
 
+static void point_host(struct comm c, enum comm_kind kind, void *data, size_t bytes, int peer) {
+    CHECK(peer >= 0 && peer < c.size && peer != c.rank);
+    struct call call = {
+        .kind = kind,
+        .account = COMM_HOST,
+        .whole = data,
+        .count = bytes,
+        .dtype = DTYPE_U8,
+        .peer = peer,
+    };
+    comm_wait(enqueue(c, call, false));
+}
+
+void comm_send_host(struct comm c, const void *data, size_t bytes, int to) {
+    point_host(c, COMM_SEND, (void *)data, bytes, to); // only read
+}
+
+void comm_recv_host(struct comm c, void *data, size_t bytes, int from) {
+    point_host(c, COMM_RECV, data, bytes, from);
+}
+
 void comm_barrier(struct comm c) {
     char all[c.size];
     comm_gather_host(c, all, "", 1);
