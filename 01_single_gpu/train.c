@@ -15,14 +15,15 @@
 // batch, never a mean of means; so M changes memory and time but not the model. The next chapters
 // keep this promise on many devices.
 //
-// The lesson is forward(), accumulate(), backward(), forward_backward() and train_step(); the rest
-// prepares and reports. What is left out: everything with more than one device.
+// The lesson is batches_load(), forward(), backward(), accumulate(), forward_backward(), update()
+// and train_step(); the rest prepares and reports. What is left out: everything with more than one
+// device.
 //
 // Sources: Rumelhart, Hinton & Williams, "Learning representations by back-propagating errors",
 // 1986; those of the optimizers are in common/ops.h. The text to this chapter is
 // docs/01_single_gpu.md.
 //
-// Run:  ./run 01_single_gpu/llama
+// Run:  ./run 01_single_gpu/llama --steps 600
 //       ./run 01_single_gpu/mnist --epochs 1
 //
 // The last lines are the peak memory and its parts.
@@ -93,6 +94,7 @@ static struct tensor *flat_alloc(struct trainer *t, enum mem_category category) 
         count += unit_size(t->model, u);
     }
     struct tensor all = tensor_alloc(count, 1, DTYPE_F32, category);
+    ops_zero(all); // states begin with 0, and padding stays 0
     size_t offset = 0;
     for (int u = t->first_unit; u < t->last_unit; u++) {
         flat[u] = tensor_view(all, offset, unit_size(t->model, u), 1);
@@ -122,9 +124,6 @@ static void buffers_init(struct trainer *t) {
 static void params_init(struct trainer *t) {
     for (int u = t->first_unit; u < t->last_unit; u++) {
         unit_init(t->model, u, t->params[u]);
-        for (int k = 0; k < optimizer_states(t->o); k++) {
-            ops_zero(t->states[k][u]);
-        }
     }
 }
 
@@ -158,10 +157,10 @@ static void collect(void *trainer, enum values what, int u, int i, float *whole)
     struct trainer *t = trainer;
     struct param params[UNIT_PARAMS_MAX];
     unit_params(t->model, u, params);
-    struct tensor flat = what == VALUES_PARAM  ? t->params[u]
-                         : what == VALUES_GRAD ? t->grads[u]
-                                               : t->states[what - VALUES_STATE][u];
-    device_download(whole, param_view(flat, &params[i]));
+    struct tensor *flat = what == VALUES_PARAM  ? t->params
+                          : what == VALUES_GRAD ? t->grads
+                                                : t->states[what - VALUES_STATE];
+    device_download(whole, param_view(flat[u], &params[i]));
 }
 
 // A parameter's values from a file.
@@ -169,13 +168,20 @@ static void place(void *trainer, enum values what, int u, int i, const struct va
     struct trainer *t = trainer;
     struct param params[UNIT_PARAMS_MAX];
     unit_params(t->model, u, params);
-    struct tensor flat = what == VALUES_PARAM ? t->params[u] : t->states[what - VALUES_STATE][u];
-    struct tensor values = param_view(flat, &params[i]);
+    struct tensor *flat = what == VALUES_PARAM ? t->params : t->states[what - VALUES_STATE];
+    struct tensor values = param_view(flat[u], &params[i]);
     float *host = malloc(tensor_count(values) * sizeof *host);
     CHECK(host != NULL);
     values_read(file, 0, tensor_count(values), host);
     device_upload(values, host);
     free(host);
+}
+
+// The step after which this run ends.
+static int64_t run_end(const struct trainer *t) {
+    int64_t end = t->steps > t->step ? t->steps : t->step;
+    bool stops = t->o->stop_after >= 0 && t->step + t->o->stop_after < end;
+    return stops ? t->step + t->o->stop_after : end;
 }
 
 static void log_init(struct trainer *t) {
@@ -185,8 +191,9 @@ static void log_init(struct trainer *t) {
         .memory = t->o->memory,
         .item = model_item(t->model),
         .parameters = model_parameters(t->model),
-        .steps = t->steps,
-        .print_every = t->o->print_every > 0 ? t->o->print_every : t->steps / 20 + 1,
+        .begin = t->step,
+        .end = run_end(t),
+        .print_every = t->o->print_every,
     });
 }
 
@@ -236,7 +243,8 @@ static void trainer_free(struct trainer *t) {
 
 // ---- one step ----------------------------------------------------------------------------------
 
-// Forward of one micro-batch through this process's units.
+// Forward of one micro-batch through this process's units: the first takes x, the last returns y.
+// There is neither before chapter 05, where units have their neighbours on other ranks.
 static struct tensor forward(struct trainer *t, int m, struct tensor x) {
     const struct batch *b = &t->batches[m];
     struct saved *saved = &t->saved[m * t->units];
@@ -262,7 +270,7 @@ static void accumulate(struct trainer *t, int m, int u, struct tensor fresh) {
     tensor_free(&fresh);
 }
 
-// Backward of one micro-batch through this process's units.
+// Backward of one micro-batch through this process's units, with dy and dx as x and y above.
 static struct tensor backward(struct trainer *t, int m, struct tensor dy) {
     const struct batch *b = &t->batches[m];
     struct saved *saved = &t->saved[m * t->units];
@@ -300,6 +308,8 @@ static size_t part_begin(size_t samples, int part, int parts) {
     return samples * part / parts;
 }
 
+// Samples begin … end - 1 of the step are this process's part, and that is cut into micro-batches.
+// As part of DATA_TRAIN they have `train` set.
 static void batches_load(struct trainer *t, int64_t step) {
     uint64_t start = step_first_sample(t, step);
     size_t begin = 0;
@@ -363,6 +373,7 @@ static void evaluate_batches(struct trainer *t, double *sums, size_t batches) {
     size_t samples = data_samples(t->data, DATA_VALIDATION);
     size_t size = t->o->eval_batch;
     for (size_t i = 0; i < batches && !stop_requested(); i++) {
+        log_progress(t->log, "evaluating", i, batches);
         size_t count = samples - i * size < size ? samples - i * size : size;
         t->batches[0] = batch_load(t->data, DATA_VALIDATION, i * size, count);
         t->batches[0].loss = tensor_view(t->losses, 0, 1, 2);
@@ -414,6 +425,7 @@ static void sample(struct trainer *t) {
     CHECK(text != NULL);
     text[0] = data_prompt(t->data);
     for (int64_t i = 0; i < t->o->sample; i++) {
+        log_progress(t->log, "writing", i, t->o->sample);
         size_t from = length > T ? length - T : 0;
         t->batches[0] = batch_prompt(text + from, T);
         t->batches[0].loss = tensor_view(t->losses, 0, 1, 2);
@@ -455,14 +467,15 @@ static struct log_step train_step(struct trainer *t, bool first) {
 static void report_header(struct trainer *t) {
     char model[200];
     model_describe(t->model, model, sizeof model);
-    int64_t largest = (t->o->batch + t->o->micro_batches - 1) / t->o->micro_batches;
+    int64_t batch = step_samples(t, 0); // --batch, or all samples
+    int64_t largest = (batch + t->o->micro_batches - 1) / t->o->micro_batches;
     log_line(t->log, "chapter", "01_single_gpu, %s", model_name(t->model));
     log_line(t->log, "device", "%s", device_name());
     log_line(t->log, "model", "%s", model);
     log_line(t->log, "parameters", "%zu in f32, %d units", model_parameters(t->model), t->units);
     log_line(t->log, "data", "%s", data_path(t->data));
     log_line(t->log, "", "%s", data_description(t->data));
-    log_line(t->log, "batch", "%ld global, %ld in each of %ld micro-batches", (long)t->o->batch,
+    log_line(t->log, "batch", "%ld global, %ld in each of %ld micro-batches", (long)batch,
              (long)largest, (long)t->o->micro_batches);
     log_line(t->log, "training", "%ld steps, %ld an epoch, %s, lr %g %s", (long)t->steps,
              (long)t->steps_per_epoch, t->o->optimizer, t->o->lr, t->o->schedule);
@@ -486,10 +499,7 @@ static bool save(struct trainer *t) {
 // Trains to the end of this run; false if it diverged or what it leaves could not be written.
 static bool train(struct trainer *t) {
     int64_t begin = t->step;
-    int64_t end = t->steps;
-    if (t->o->stop_after >= 0 && begin + t->o->stop_after < end) {
-        end = begin + t->o->stop_after;
-    }
+    int64_t end = run_end(t);
     while (t->step < end && !stopping(t)) {
         struct log_step s = train_step(t, t->step == begin);
         t->step++;

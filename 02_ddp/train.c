@@ -24,7 +24,7 @@
 // Sources: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 // 2020; those of the optimizers are in common/ops.h. The text to this chapter is docs/02_ddp.md.
 //
-// Run:  ./run 02_ddp/llama -n 2
+// Run:  ./run 02_ddp/llama -n 2 --steps 600
 //       ./run 02_ddp/mnist -n 2 --epochs 1
 //
 // The last lines are the peak memory and its parts, and what was sent.
@@ -109,6 +109,7 @@ static struct tensor *flat_alloc(struct trainer *t, enum mem_category category) 
         count += unit_size(t->model, u);
     }
     struct tensor all = tensor_alloc(count, 1, DTYPE_F32, category);
+    ops_zero(all); // states begin with 0, and padding stays 0
     size_t offset = 0;
     for (int u = t->first_unit; u < t->last_unit; u++) {
         flat[u] = tensor_view(all, offset, unit_size(t->model, u), 1);
@@ -138,9 +139,6 @@ static void buffers_init(struct trainer *t) {
 static void params_init(struct trainer *t) {
     for (int u = t->first_unit; u < t->last_unit; u++) {
         unit_init(t->model, u, t->params[u]);
-        for (int k = 0; k < optimizer_states(t->o); k++) {
-            ops_zero(t->states[k][u]);
-        }
     }
 }
 
@@ -177,10 +175,10 @@ static void collect(void *trainer, enum values what, int u, int i, float *whole)
     }
     struct param params[UNIT_PARAMS_MAX];
     unit_params(t->model, u, params);
-    struct tensor flat = what == VALUES_PARAM  ? t->params[u]
-                         : what == VALUES_GRAD ? t->grads[u]
-                                               : t->states[what - VALUES_STATE][u];
-    device_download(whole, param_view(flat, &params[i]));
+    struct tensor *flat = what == VALUES_PARAM  ? t->params
+                          : what == VALUES_GRAD ? t->grads
+                                                : t->states[what - VALUES_STATE];
+    device_download(whole, param_view(flat[u], &params[i]));
 }
 
 // A parameter's values from a file.
@@ -188,13 +186,20 @@ static void place(void *trainer, enum values what, int u, int i, const struct va
     struct trainer *t = trainer;
     struct param params[UNIT_PARAMS_MAX];
     unit_params(t->model, u, params);
-    struct tensor flat = what == VALUES_PARAM ? t->params[u] : t->states[what - VALUES_STATE][u];
-    struct tensor values = param_view(flat, &params[i]);
+    struct tensor *flat = what == VALUES_PARAM ? t->params : t->states[what - VALUES_STATE];
+    struct tensor values = param_view(flat[u], &params[i]);
     float *host = malloc(tensor_count(values) * sizeof *host);
     CHECK(host != NULL);
     values_read(file, 0, tensor_count(values), host);
     device_upload(values, host);
     free(host);
+}
+
+// The step after which this run ends.
+static int64_t run_end(const struct trainer *t) {
+    int64_t end = t->steps > t->step ? t->steps : t->step;
+    bool stops = t->o->stop_after >= 0 && t->step + t->o->stop_after < end;
+    return stops ? t->step + t->o->stop_after : end;
 }
 
 static void log_init(struct trainer *t) {
@@ -204,8 +209,9 @@ static void log_init(struct trainer *t) {
         .memory = t->o->memory,
         .item = model_item(t->model),
         .parameters = model_parameters(t->model),
-        .steps = t->steps,
-        .print_every = t->o->print_every > 0 ? t->o->print_every : t->steps / 20 + 1,
+        .begin = t->step,
+        .end = run_end(t),
+        .print_every = t->o->print_every,
     });
 }
 
@@ -279,7 +285,8 @@ static void trainer_free(struct trainer *t) {
 
 // ---- one step ----------------------------------------------------------------------------------
 
-// Forward of one micro-batch through this process's units.
+// Forward of one micro-batch through this process's units: the first takes x, the last returns y.
+// There is neither before chapter 05, where units have their neighbours on other ranks.
 static struct tensor forward(struct trainer *t, int m, struct tensor x) {
     const struct batch *b = &t->batches[m];
     struct saved *saved = &t->saved[m * t->units];
@@ -308,7 +315,7 @@ static void accumulate(struct trainer *t, int m, int u, struct tensor fresh) {
     }
 }
 
-// Backward of one micro-batch through this process's units.
+// Backward of one micro-batch through this process's units, with dy and dx as x and y above.
 static struct tensor backward(struct trainer *t, int m, struct tensor dy) {
     const struct batch *b = &t->batches[m];
     struct saved *saved = &t->saved[m * t->units];
@@ -346,6 +353,8 @@ static size_t part_begin(size_t samples, int part, int parts) {
     return samples * part / parts;
 }
 
+// Samples begin … end - 1 of the step are this process's part, and that is cut into micro-batches.
+// As part of DATA_TRAIN they have `train` set.
 static void batches_load(struct trainer *t, int64_t step) {
     uint64_t start = step_first_sample(t, step);
     size_t begin = part_begin(step_samples(t, step), t->world.rank, t->world.size);
@@ -414,9 +423,13 @@ static bool stopping(struct trainer *t) {
 static void evaluate_batches(struct trainer *t, double *sums, size_t batches) {
     size_t samples = data_samples(t->data, DATA_VALIDATION);
     size_t size = t->o->eval_batch;
-    for (size_t i = t->world.rank; i < batches && !stop_requested(); i += t->world.size) {
-        size_t count = samples - i * size < size ? samples - i * size : size;
-        t->batches[0] = batch_load(t->data, DATA_VALIDATION, i * size, count);
+    size_t rounds = (batches + t->world.size - 1) / t->world.size;
+    for (size_t k = 0; k < rounds && !stopping(t); k++) {
+        log_progress(t->log, "evaluating", k, rounds);
+        size_t i = k * t->world.size + t->world.rank; // none is left for some ranks in the end
+        size_t from = i < batches ? i * size : samples;
+        size_t count = samples - from < size ? samples - from : size;
+        t->batches[0] = batch_load(t->data, DATA_VALIDATION, from, count);
         t->batches[0].loss = tensor_view(t->losses, 0, 1, 2);
         forward(t, 0, (struct tensor){0});
         device_download(&sums[2 * i], t->batches[0].loss);
@@ -429,7 +442,7 @@ static void evaluate_batches(struct trainer *t, double *sums, size_t batches) {
 static void evaluate(struct trainer *t, struct log_step *s) {
     size_t samples = data_samples(t->data, DATA_VALIDATION);
     size_t batches = (samples + t->o->eval_batch - 1) / t->o->eval_batch;
-    double *sums = calloc(2 * batches, sizeof *sums);
+    double *sums = calloc(2 * (batches + t->world.size), sizeof *sums); // empty ones, too
     CHECK(sums != NULL);
     evaluate_batches(t, sums, batches);
     comm_sum_f64(t->world, sums, 2 * batches); // a batch has one rank's numbers and zeros
@@ -467,6 +480,7 @@ static void sample(struct trainer *t) {
     CHECK(text != NULL);
     text[0] = data_prompt(t->data);
     for (int64_t i = 0; i < t->o->sample; i++) {
+        log_progress(t->log, "writing", i, t->o->sample);
         size_t from = length > T ? length - T : 0;
         t->batches[0] = batch_prompt(text + from, T);
         t->batches[0].loss = tensor_view(t->losses, 0, 1, 2);
@@ -509,7 +523,8 @@ static void report_header(struct trainer *t) {
     char model[200];
     model_describe(t->model, model, sizeof model);
     int64_t ranks = t->world.size;
-    int64_t part = (t->o->batch + ranks - 1) / ranks;
+    int64_t batch = step_samples(t, 0); // --batch, or all samples
+    int64_t part = (batch + ranks - 1) / ranks;
     int64_t largest = (part + t->o->micro_batches - 1) / t->o->micro_batches;
     log_line(t->log, "chapter", "02_ddp, %s", model_name(t->model));
     log_line(t->log, "ranks", "%ld, %d of them on this machine", (long)ranks, comm_local_size());
@@ -519,7 +534,7 @@ static void report_header(struct trainer *t) {
     log_line(t->log, "data", "%s", data_path(t->data));
     log_line(t->log, "", "%s", data_description(t->data));
     log_line(t->log, "batch", "%ld global, %ld per rank, %ld in each of its %ld micro-batches",
-             (long)t->o->batch, (long)part, (long)largest, (long)t->o->micro_batches);
+             (long)batch, (long)part, (long)largest, (long)t->o->micro_batches);
     log_line(t->log, "training", "%ld steps, %ld an epoch, %s, lr %g %s", (long)t->steps,
              (long)t->steps_per_epoch, t->o->optimizer, t->o->lr, t->o->schedule);
     checkpoint_report(&t->checkpoint, t->log, t->step, t->steps);
@@ -553,10 +568,7 @@ static bool save(struct trainer *t) {
 // Trains to the end of this run; false if it diverged or what it leaves could not be written.
 static bool train(struct trainer *t) {
     int64_t begin = t->step;
-    int64_t end = t->steps;
-    if (t->o->stop_after >= 0 && begin + t->o->stop_after < end) {
-        end = begin + t->o->stop_after;
-    }
+    int64_t end = run_end(t);
     while (t->step < end && !stopping(t)) {
         struct log_step s = train_step(t, t->step == begin);
         t->step++;

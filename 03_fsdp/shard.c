@@ -62,7 +62,7 @@ struct wrap {
 };
 
 struct shard {
-    struct shard_config config;
+    const struct shard_config *config;
     enum level level;
     int index; // of this rank in its group
     int parts; // ranks in a group
@@ -70,7 +70,7 @@ struct shard {
     struct comm group;
     struct comm replicas;
     int units;
-    const size_t *sizes; // (units)
+    size_t *sizes; // (units) elements of a unit's flat buffer
     size_t *offset; // (units) where a unit begins in its wrap
     int *wrap_of; // (units)
     struct wrap *wraps; // (wrap_count)
@@ -109,7 +109,7 @@ static void wraps_init(struct shard *s) {
             s->offset[u] = w->size;
             s->wrap_of[u] = s->wrap_count;
             w->size += s->sizes[u++];
-        } while (u < s->units && w->size < s->config.wrap_elements);
+        } while (u < s->units && w->size < (size_t)s->config->wrap_params);
         w->last = u;
         w->size = round_up(w->size, (size_t)s->parts * ALIGN);
         begin += w->size;
@@ -117,21 +117,28 @@ static void wraps_init(struct shard *s) {
     }
 }
 
-struct shard *shard_create(struct shard_config config, int rank, int ranks, const size_t *sizes,
-                           int units) {
+struct shard *shard_create(const struct shard_config *config, struct comm world,
+                           const struct model *model) {
+    if (world.size % config->replicas != 0) {
+        error_user("--replicas %ld does not divide the %d ranks; expected a divisor",
+                   (long)config->replicas, world.size);
+    }
     struct shard *s = calloc(1, sizeof *s);
     CHECK(s != NULL);
     s->config = config;
-    s->level = level_of(config.level, ranks / config.replicas);
-    s->parts = s->level == LEVEL_NONE ? 1 : ranks / config.replicas;
-    s->index = rank % s->parts;
-    s->number = rank / s->parts;
-    s->units = units;
-    s->sizes = sizes;
-    s->offset = calloc(units, sizeof *s->offset);
-    s->wrap_of = calloc(units, sizeof *s->wrap_of);
-    s->wraps = calloc(units, sizeof *s->wraps);
-    CHECK(s->offset != NULL && s->wrap_of != NULL && s->wraps != NULL);
+    s->level = level_of(config->level, world.size / config->replicas);
+    s->parts = s->level == LEVEL_NONE ? 1 : world.size / config->replicas;
+    s->index = world.rank % s->parts;
+    s->number = world.rank / s->parts;
+    s->units = model_units(model);
+    s->sizes = calloc(s->units, sizeof *s->sizes);
+    s->offset = calloc(s->units, sizeof *s->offset);
+    s->wrap_of = calloc(s->units, sizeof *s->wrap_of);
+    s->wraps = calloc(s->units, sizeof *s->wraps);
+    CHECK(s->sizes != NULL && s->offset != NULL && s->wrap_of != NULL && s->wraps != NULL);
+    for (int u = 0; u < s->units; u++) {
+        s->sizes[u] = unit_size(model, u);
+    }
     wraps_init(s);
     return s;
 }
@@ -149,6 +156,7 @@ void shard_free(struct shard *s) {
     free(s->wraps);
     free(s->wrap_of);
     free(s->offset);
+    free(s->sizes);
     free(s);
 }
 
@@ -296,9 +304,9 @@ static void gathered_free(struct wrap *wrap) {
 
 // Frees what an earlier pass has left, such as the last unit of an evaluation.
 static void gathered_trim(struct shard *s, int w, int towards) {
-    for (int i = 0; i < s->wrap_count && !s->config.keep_gathered; i++) {
+    for (int i = 0; i < s->wrap_count && !s->config->keep_gathered; i++) {
         int ahead = (i - w) * towards;
-        if (ahead < 0 || ahead > s->config.prefetch) {
+        if (ahead < 0 || ahead > s->config->prefetch) {
             gathered_free(&s->wraps[i]);
         }
     }
@@ -309,7 +317,7 @@ struct tensor shard_gather(struct shard *s, const struct tensor *params, int u, 
     struct wrap *wrap = &s->wraps[w];
     if (s->level == LEVEL_PARAMETERS) {
         gathered_trim(s, w, towards);
-        for (int k = 0; k <= s->config.prefetch; k++) {
+        for (int k = 0; k <= s->config->prefetch; k++) {
             int next = w + towards * k;
             if (next >= 0 && next < s->wrap_count) {
                 gather_begin(s, params, next);
@@ -329,7 +337,7 @@ struct tensor shard_gather(struct shard *s, const struct tensor *params, int u, 
 void shard_release(struct shard *s, int u, int towards) {
     int next = u + towards;
     bool turns = next < 0 || next == s->units; // this unit is needed again at once
-    bool kept = towards > 0 && s->config.keep_gathered;
+    bool kept = towards > 0 && s->config->keep_gathered;
     if (!turns && !kept && s->wrap_of[next] != s->wrap_of[u]) {
         gathered_free(&s->wraps[s->wrap_of[u]]);
     }
@@ -349,7 +357,7 @@ void shard_params_changed(struct shard *s, struct tensor *params) {
 // ---- gradients ---------------------------------------------------------------------------------
 
 bool shard_reduces_fresh(const struct shard *s) {
-    return s->level >= LEVEL_GRADIENTS && !s->config.no_sync;
+    return s->level >= LEVEL_GRADIENTS && !s->config->no_sync;
 }
 
 struct tensor shard_fresh(struct shard *s, int u) {
@@ -413,7 +421,7 @@ void shard_reduce(struct shard *s, struct tensor *grads, int u, bool first, bool
 
 void shard_reduce_whole(struct shard *s, struct tensor *grads, int u) {
     int w = s->wrap_of[u];
-    if (u > s->wraps[w].first) {
+    if (s->level == LEVEL_NONE || u > s->wraps[w].first) {
         return;
     }
     struct tensor part = wrap_part(s, grads, MEM_GRADS, w);

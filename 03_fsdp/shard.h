@@ -3,7 +3,7 @@
 #define SHARD_SHARD_H
 
 #include "common/comm.h"
-#include "common/tensor.h"
+#include "common/model.h"
 #include <stdbool.h>
 
 struct shard;
@@ -11,11 +11,11 @@ struct shard;
 /** @brief What is cut, and how; the flags of the same names. */
 struct shard_config {
     const char *level; // --shard: "none", "optimizer", "gradients", "parameters"
-    int replicas; // --replicas: groups of ranks that each hold a whole model
+    int64_t replicas; // groups of ranks that each hold a whole model
     bool keep_gathered; // parameters stay gathered from forward to backward
     bool no_sync; // gradients are reduced with the last micro-batch only
-    int prefetch; // wraps that are gathered ahead
-    size_t wrap_elements; // units are wrapped together up to so many parameters; 0: each by itself
+    int64_t prefetch; // wraps that are gathered ahead
+    int64_t wrap_params; // units are wrapped together until they have so many; 0: each by itself
 };
 
 /** @brief Elements begin … end - 1 of a unit's flat buffer. */
@@ -25,13 +25,14 @@ struct range {
 };
 
 /**
- * @brief Decides which rank holds what. Local.
+ * @brief Decides which rank holds what.
  *
- * @param rank  of @p ranks; shard groups are ranks / replicas consecutive ones
- * @param sizes (units) elements of the units' flat buffers
+ * Local. A number of replicas that does not divide the ranks is the user's mistake.
+ * @param config kept
+ * @param world  ranks / replicas consecutive ones form a shard group
  */
-struct shard *shard_create(struct shard_config config, int rank, int ranks, const size_t *sizes,
-                           int units);
+struct shard *shard_create(const struct shard_config *config, struct comm world,
+                           const struct model *model);
 
 /** @brief Makes the groups. Collective over @p world, after comm_start(). */
 void shard_connect(struct shard *s, struct comm world);
@@ -107,7 +108,8 @@ struct tensor shard_fresh(struct shard *s, int u);
 void shard_reduce(struct shard *s, struct tensor *grads, int u, bool first, bool last);
 
 /** @brief The whole gradients of unit @p u are complete on this rank, for this step. Collective
- * over shard_group(). When its wrap is complete, the reduction starts. */
+ * over shard_group(). When its wrap is complete, the reduction starts; never, if nothing is
+ * cut. */
 void shard_reduce_whole(struct shard *s, struct tensor *grads, int u);
 
 /** @brief Returns when the reductions are done. Collective over shard_group(). */

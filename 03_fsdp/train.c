@@ -5,20 +5,19 @@
 //
 //     for each micro-batch:   forward through all units     x -> y, saving what backward needs
 //                             backward through all units    dy -> dx, and fresh gradients
-//                             a unit is gathered before it runs and freed when it has run
-//     reduce-scatter          grads (+)= sum of the fresh gradients over all ranks, of a part
+//                             units are gathered before they run and freed when they have run
+//                             grads (+)= fresh gradients    of a part, summed over all ranks
 //     norm = |grads|          over the whole model
-//     params -= optimizer(grads * min(1, clip / norm))      of a part
+//     params -= optimizer(grads * min(1, clip / norm))
 //
-//     memory   params + grads + optimizer state   4, 4 and 8 bytes a parameter (AdamW), over n
-//     ranks
-//              + gathered units                   1 + prefetch of them at most
-//              + what forward saves               grows with the samples of a micro-batch
-//     sent     3 (n-1)/n of the parameters        by each of n ranks, for each micro-batch
+//     memory   params + grads + optimizer state   4, 4 and 8 bytes a parameter (AdamW)
+//              divided by n ranks
+//              + gathered units                    1 + prefetch of them at most
+//              + what forward saves                grows with the samples of a micro-batch
+//     sent     3 (n-1)/n of the parameters         by each of n ranks, for each micro-batch
 //
-// That is --shard parameters; what the other levels do is in shard.c. All of them train the model
-// of chapter 02, bit by bit with one micro-batch a rank: a reduce-scatter adds what an all-reduce
-// adds.
+// That is --shard parameters; the other levels are in shard.c. All train the model of chapter 02,
+// with one micro-batch bit by bit: a reduce-scatter adds what an all-reduce adds.
 //
 // The lesson is shard.c, and here forward(), accumulate(), backward(), grad_norm(), update() and
 // evaluate(). What is left out: ranks that compute less than a whole unit.
@@ -56,9 +55,6 @@ struct config {
     double bucket_mb; // 2^20 bytes
 
     struct shard_config shard;
-    int64_t replicas;
-    int64_t prefetch;
-    int64_t wrap_params;
 };
 
 struct trainer {
@@ -87,7 +83,6 @@ struct trainer {
     struct comm world; // all ranks
     struct buckets *buckets;
     struct shard *shard;
-    size_t *sizes; // (units) elements of the flat buffers
 };
 
 // ---- set-up ------------------------------------------------------------------------------------
@@ -101,8 +96,8 @@ static void config_parse(struct trainer *t, int argc, char **argv) {
     c->ddp = "overlap";
     c->bucket_mb = 1;
     c->shard.level = "parameters";
-    c->replicas = 1;
-    c->prefetch = 1;
+    c->shard.replicas = 1;
+    c->shard.prefetch = 1;
     const struct arg args[] = {
         {"--ddp", ARG_CHOICE, &c->ddp, .choices = "after|buckets|overlap",
          .group = "Data parallelism", .help = "when gradients are summed over the ranks"},
@@ -110,37 +105,20 @@ static void config_parse(struct trainer *t, int argc, char **argv) {
          .help = "size of a bucket of gradients, in 2^20 bytes"},
         {"--shard", ARG_CHOICE, &c->shard.level, .choices = "none|optimizer|gradients|parameters",
          .group = "Sharding", .help = "what is cut over the ranks, with what stands before it"},
-        {"--replicas", ARG_INT, &c->replicas, 1, 1 << 20,
+        {"--replicas", ARG_INT, &c->shard.replicas, 1, 1 << 20,
          .help = "groups of ranks that each hold a whole model"},
-        {"--prefetch", ARG_INT, &c->prefetch, 0, 1 << 20, .help = "units that are gathered ahead"},
+        {"--prefetch", ARG_INT, &c->shard.prefetch, 0, 1 << 20,
+         .help = "units that are gathered ahead"},
         {"--keep-gathered", ARG_FLAG, &c->shard.keep_gathered,
          .help = "keep parameters gathered from forward to backward"},
         {"--no-sync", ARG_FLAG, &c->shard.no_sync,
          .help = "add up whole gradients over the micro-batches and reduce them once"},
-        {"--wrap-params", ARG_INT, &c->wrap_params, 0, 1e15,
+        {"--wrap-params", ARG_INT, &c->shard.wrap_params, 0, 1e15,
          .help = "wrap units together until they have so many parameters; 0: each by itself"},
         {0},
     };
     options_parse(t->o, argc, argv, "Trains on many devices, each with a part of the model.",
                   model_args(t->model), args);
-}
-
-// Who holds what.
-static void shard_init(struct trainer *t) {
-    struct config *c = &t->config;
-    if (t->world.size % c->replicas != 0) {
-        error_user("--replicas %ld: expected a divisor of the %d ranks", (long)c->replicas,
-                   t->world.size);
-    }
-    c->shard.replicas = c->replicas;
-    c->shard.prefetch = c->prefetch;
-    c->shard.wrap_elements = c->wrap_params;
-    t->sizes = calloc(t->units, sizeof *t->sizes);
-    CHECK(t->sizes != NULL);
-    for (int u = 0; u < t->units; u++) {
-        t->sizes[u] = unit_size(t->model, u);
-    }
-    t->shard = shard_create(c->shard, t->world.rank, t->world.size, t->sizes, t->units);
 }
 
 // Cuts one buffer into the flat buffers of the units, one after the other.
@@ -149,7 +127,7 @@ static struct tensor *flat_alloc(struct trainer *t, enum mem_category category) 
     CHECK(flat != NULL);
     size_t count = shard_elements(t->shard, category);
     struct tensor all = tensor_alloc(count, 1, DTYPE_F32, category);
-    ops_zero(all); // padding, too
+    ops_zero(all); // states begin with 0, and padding stays 0
     for (int u = t->first_unit; u < t->last_unit; u++) {
         flat[u] = shard_unit(t->shard, all, category, u);
     }
@@ -173,7 +151,7 @@ static void buffers_init(struct trainer *t) {
 
 static void params_init(struct trainer *t) {
     for (int u = t->first_unit; u < t->last_unit; u++) {
-        struct tensor whole = tensor_alloc(t->sizes[u], 1, DTYPE_F32, MEM_COMM);
+        struct tensor whole = tensor_alloc(unit_size(t->model, u), 1, DTYPE_F32, MEM_COMM);
         unit_init(t->model, u, whole);
         struct range held = shard_range(t->shard, u, MEM_PARAMS);
         ops_copy(t->params[u], tensor_view(whole, held.begin, held.end - held.begin, 1));
@@ -243,6 +221,13 @@ static void place(void *trainer, enum values what, int u, int i, const struct va
     free(host);
 }
 
+// The step after which this run ends.
+static int64_t run_end(const struct trainer *t) {
+    int64_t end = t->steps > t->step ? t->steps : t->step;
+    bool stops = t->o->stop_after >= 0 && t->step + t->o->stop_after < end;
+    return stops ? t->step + t->o->stop_after : end;
+}
+
 static void log_init(struct trainer *t) {
     t->log = log_open((struct log_config){
         .quiet = !t->checkpoint.writer,
@@ -250,8 +235,9 @@ static void log_init(struct trainer *t) {
         .memory = t->o->memory,
         .item = model_item(t->model),
         .parameters = model_parameters(t->model),
-        .steps = t->steps,
-        .print_every = t->o->print_every > 0 ? t->o->print_every : t->steps / 20 + 1,
+        .begin = t->step,
+        .end = run_end(t),
+        .print_every = t->o->print_every,
     });
 }
 
@@ -269,10 +255,8 @@ static void ranks_start(struct trainer *t) {
     char text[20];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)data_hash(t->data));
     comm_must_match("the hash of the data", text);
-    snprintf(text, sizeof text, "%016llx", (unsigned long long)params_hash(t));
-    if (!shard_cuts(t->shard, MEM_PARAMS)) {
-        comm_must_match("the hash of the start weights", text);
-    }
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)checkpoint_hash(&t->checkpoint));
+    comm_must_match("the hash of the start weights", text);
     comm_start(t->world, &t->o->comm);
     shard_connect(t->shard, t->world);
 }
@@ -287,7 +271,7 @@ static void trainer_init(struct trainer *t, int argc, char **argv) {
     t->units = model_units(t->model);
     t->first_unit = 0;
     t->last_unit = t->units;
-    shard_init(t);
+    t->shard = shard_create(&t->config.shard, t->world, t->model);
     buffers_init(t);
     params_init(t);
     pieces_init(t);
@@ -308,8 +292,10 @@ static void trainer_init(struct trainer *t, int argc, char **argv) {
     t->step = checkpoint_load(&t->checkpoint);
     log_init(t);
     ranks_start(t);
-    t->buckets = buckets_create(t->world, t->config.ddp, t->config.bucket_mb * (1 << 20), t->grads,
-                                t->units);
+    // Whole gradients are summed over all ranks, or not at all: one of the two is without work.
+    struct comm whole = shard_cuts(t->shard, MEM_OPTIMIZER) ? comm_self() : t->world;
+    t->buckets =
+        buckets_create(whole, t->config.ddp, t->config.bucket_mb * (1 << 20), t->grads, t->units);
 }
 
 static void trainer_free(struct trainer *t) {
@@ -324,14 +310,14 @@ static void trainer_free(struct trainer *t) {
     flat_free(t, t->grads);
     flat_free(t, t->params);
     shard_free(t->shard);
-    free(t->sizes);
     data_close(t->data);
     model_free(t->model);
 }
 
 // ---- one step ----------------------------------------------------------------------------------
 
-// Forward of one micro-batch through this process's units.
+// Forward of one micro-batch through this process's units: the first takes x, the last returns y.
+// There is neither before chapter 05, where units have their neighbours on other ranks.
 static struct tensor forward(struct trainer *t, int m, struct tensor x) {
     const struct batch *b = &t->batches[m];
     struct saved *saved = &t->saved[m * t->units];
@@ -350,9 +336,8 @@ static struct tensor forward(struct trainer *t, int m, struct tensor x) {
 
 // Takes the fresh gradients of unit u: the first micro-batch's are stored, the others added.
 static void accumulate(struct trainer *t, int m, int u, struct tensor fresh) {
-    bool last = m == t->o->micro_batches - 1;
     if (shard_reduces_fresh(t->shard)) {
-        shard_reduce(t->shard, t->grads, u, m == 0, last);
+        shard_reduce(t->shard, t->grads, u, m == 0, m == t->o->micro_batches - 1);
         return;
     }
     if (m == 0) {
@@ -361,14 +346,13 @@ static void accumulate(struct trainer *t, int m, int u, struct tensor fresh) {
         ops_add(t->grads[u], fresh);
     }
     tensor_free(&fresh);
-    if (last && shard_cuts(t->shard, MEM_OPTIMIZER)) {
-        shard_reduce_whole(t->shard, t->grads, u);
-    } else if (last) {
+    if (m == t->o->micro_batches - 1) {
         buckets_ready(t->buckets, u);
+        shard_reduce_whole(t->shard, t->grads, u);
     }
 }
 
-// Backward of one micro-batch through this process's units.
+// Backward of one micro-batch through this process's units, with dy and dx as x and y above.
 static struct tensor backward(struct trainer *t, int m, struct tensor dy) {
     const struct batch *b = &t->batches[m];
     struct saved *saved = &t->saved[m * t->units];
@@ -407,6 +391,8 @@ static size_t part_begin(size_t samples, int part, int parts) {
     return samples * part / parts;
 }
 
+// Samples begin … end - 1 of the step are this process's part, and that is cut into micro-batches.
+// As part of DATA_TRAIN they have `train` set.
 static void batches_load(struct trainer *t, int64_t step) {
     uint64_t start = step_first_sample(t, step);
     size_t begin = part_begin(step_samples(t, step), t->world.rank, t->world.size);
@@ -445,11 +431,8 @@ static double forward_backward(struct trainer *t, int64_t step) {
     for (int m = 0; m < t->o->micro_batches; m++) {
         batch_free(&t->batches[m]);
     }
-    if (shard_cuts(t->shard, MEM_OPTIMIZER)) {
-        shard_reduce_wait(t->shard, t->grads);
-    } else {
-        buckets_wait(t->buckets);
-    }
+    buckets_wait(t->buckets);
+    shard_reduce_wait(t->shard, t->grads);
     return loss_total(t, step);
 }
 
@@ -484,16 +467,14 @@ static void evaluate_batches(struct trainer *t, double *sums, size_t batches) {
     size_t size = t->o->eval_batch;
     size_t rounds = (batches + t->world.size - 1) / t->world.size;
     for (size_t k = 0; k < rounds && !stopping(t); k++) {
-        // All ranks gather the units together, so a rank without a batch takes an empty one.
-        size_t i = k * t->world.size + t->world.rank;
+        log_progress(t->log, "evaluating", k, rounds);
+        size_t i = k * t->world.size + t->world.rank; // none is left for some ranks in the end
         size_t from = i < batches ? i * size : samples;
         size_t count = samples - from < size ? samples - from : size;
         t->batches[0] = batch_load(t->data, DATA_VALIDATION, from, count);
         t->batches[0].loss = tensor_view(t->losses, 0, 1, 2);
         forward(t, 0, (struct tensor){0});
-        if (i < batches) {
-            device_download(&sums[2 * i], t->batches[0].loss);
-        }
+        device_download(&sums[2 * i], t->batches[0].loss);
         saved_free(&t->saved[t->units - 1]);
         batch_free(&t->batches[0]);
     }
@@ -503,7 +484,7 @@ static void evaluate_batches(struct trainer *t, double *sums, size_t batches) {
 static void evaluate(struct trainer *t, struct log_step *s) {
     size_t samples = data_samples(t->data, DATA_VALIDATION);
     size_t batches = (samples + t->o->eval_batch - 1) / t->o->eval_batch;
-    double *sums = calloc(2 * batches, sizeof *sums);
+    double *sums = calloc(2 * (batches + t->world.size), sizeof *sums); // empty ones, too
     CHECK(sums != NULL);
     evaluate_batches(t, sums, batches);
     comm_sum_f64(t->world, sums, 2 * batches); // a batch has one rank's numbers and zeros
@@ -541,6 +522,7 @@ static void sample(struct trainer *t) {
     CHECK(text != NULL);
     text[0] = data_prompt(t->data);
     for (int64_t i = 0; i < t->o->sample; i++) {
+        log_progress(t->log, "writing", i, t->o->sample);
         size_t from = length > T ? length - T : 0;
         t->batches[0] = batch_prompt(text + from, T);
         t->batches[0].loss = tensor_view(t->losses, 0, 1, 2);
@@ -583,7 +565,8 @@ static void report_header(struct trainer *t) {
     char model[200];
     model_describe(t->model, model, sizeof model);
     int64_t ranks = t->world.size;
-    int64_t part = (t->o->batch + ranks - 1) / ranks;
+    int64_t batch = step_samples(t, 0); // --batch, or all samples
+    int64_t part = (batch + ranks - 1) / ranks;
     int64_t largest = (part + t->o->micro_batches - 1) / t->o->micro_batches;
     log_line(t->log, "chapter", "03_fsdp, %s", model_name(t->model));
     log_line(t->log, "ranks", "%ld, %d of them on this machine", (long)ranks, comm_local_size());
@@ -594,9 +577,9 @@ static void report_header(struct trainer *t) {
     log_line(t->log, "", "%s", data_description(t->data));
     log_line(t->log, "sharding", "%s over %d ranks, %d times; %ld units gathered ahead",
              t->config.shard.level, shard_group(t->shard).size, shard_replicas(t->shard).size,
-             (long)t->config.prefetch);
+             (long)t->config.shard.prefetch);
     log_line(t->log, "batch", "%ld global, %ld per rank, %ld in each of its %ld micro-batches",
-             (long)t->o->batch, (long)part, (long)largest, (long)t->o->micro_batches);
+             (long)batch, (long)part, (long)largest, (long)t->o->micro_batches);
     log_line(t->log, "training", "%ld steps, %ld an epoch, %s, lr %g %s", (long)t->steps,
              (long)t->steps_per_epoch, t->o->optimizer, t->o->lr, t->o->schedule);
     checkpoint_report(&t->checkpoint, t->log, t->step, t->steps);
@@ -630,10 +613,7 @@ static bool save(struct trainer *t) {
 // Trains to the end of this run; false if it diverged or what it leaves could not be written.
 static bool train(struct trainer *t) {
     int64_t begin = t->step;
-    int64_t end = t->steps;
-    if (t->o->stop_after >= 0 && begin + t->o->stop_after < end) {
-        end = begin + t->o->stop_after;
-    }
+    int64_t end = run_end(t);
     while (t->step < end && !stopping(t)) {
         struct log_step s = train_step(t, t->step == begin);
         t->step++;

@@ -94,9 +94,6 @@ struct log *log_open(struct log_config config) {
     struct log *log = calloc(1, sizeof *log);
     CHECK(log != NULL);
     log->config = config;
-    if (config.end == 0) {
-        log->config.end = config.steps;
-    }
     if (config.print_every == 0) {
         log->config.print_every = (config.end - config.begin) / LINES + 1;
     }

@@ -21,7 +21,6 @@ struct log_config {
     const char *memory; // file for the timeline of the memory account; NULL: none
     const char *item; // "tokens" or "images"
     size_t parameters; // of the model
-    int64_t steps; // of the whole training
     int64_t begin; // steps done before this run
     int64_t end; // steps done after it
     int64_t print_every; // steps between lines on the terminal; 0: about 20 lines

@@ -45,9 +45,9 @@ expect "the same end" cmp <(tail -n 1 again/steps.txt) <(tail -n 1 dump/steps.tx
 end
 
 begin "mnist diverges"
-run "$MNIST" --threads 1 --data n101 --batch 16 --steps 40 --optimizer sgd --lr 1000000 --save new \
-    --eval-every 1
-diverged "$MNIST"
+mnist=("$MNIST" --threads 1 --data n101 --batch 16 --eval-every 0)
+run "${mnist[@]}" --steps 40 --optimizer sgd --lr 1000000 --save new
+diverged "${mnist[@]}"
 expect "nothing is saved" test ! -e new
 end
 
@@ -71,7 +71,7 @@ END
 
 begin "weights that become infinite in the last step are not saved either"
 edit old hot model model.embed_tokens.weight 3 3e38
-run "${sane[@]}" --load hot --optimizer sgd --lr 1 --weight-decay 1000 --steps 1 --save old
+run "${sane[@]}" --load hot --optimizer sgd --lr 1 --weight-decay 2.5 --steps 1 --save old
 ((code == 1)) || fault_run "expected exit code 1" "${sane[@]}"
 expect "it says which ($(head -c 300 ../err))" grep -qE \
     '^warning: no checkpoint saved after step 1: element 3 of model.embed_tokens.weight is infinite$' ../err
@@ -96,10 +96,18 @@ edit old bad training exp_avg_sq.model.norm.weight 31 -1e-3
 refuses 'element 31 of the tensor exp_avg_sq.model.norm.weight is -0.001; expected .* not negative' \
     "${sane[@]}" --resume bad
 works "${sane[@]}" --load bad --steps 1
-works "$MNIST" --threads 1 --data n101 --batch 16 --steps 1 --save mold
+works "${mnist[@]}" --steps 1 --save mold
 edit mold bad training acc_delta.fc2.bias 9 -1
 refuses 'element 9 of the tensor acc_delta.fc2.bias is -1' \
-    "$MNIST" --threads 1 --data n101 --batch 16 --steps 2 --resume bad
+    "${mnist[@]}" --steps 2 --resume bad
+end
+
+begin "a validation loss that is none ends the training, too"
+edit old hot model lm_head.weight 1 3e38
+run "${sane[@]}" --load hot --optimizer sgd --lr 0.1 --steps 0 --save new
+((code == 1)) || fault_run "expected exit code 1" "${sane[@]}"
+expect "it says so ($(head -c 300 ../err))" grep -q '^warning: step 0: the validation loss is ' ../err
+expect "nothing is saved" test ! -e new
 end
 
 if [[ -x $SHARD_BUILD/02_ddp/llama ]]; then
@@ -116,16 +124,26 @@ if [[ -x $SHARD_BUILD/02_ddp/llama ]]; then
     expect "nothing is saved" test ! -e three
     end
 
-    begin "on 2 ranks: what only rank 0 cannot write ends with exit code 1 and does not hang"
+    begin "on 2 ranks: what rank 0 alone cannot write ends with exit code 1, and nobody waits"
     LIMIT=30
     on_ranks=("${mpi[@]}" -n 2 "$SHARD_BUILD/02_ddp/llama" "${sane[@]:1}" --steps 6)
-    run bash -c 'ulimit -f 60; exec "$@"' bash "${on_ranks[@]}" --dump small --save small.save \
-        --logits small.logits
-    ((code == 1)) || fault_run "expected exit code 1" "${on_ranks[@]}"
-    expect "the dump ($(cat ../err))" \
-        test "$(grep -c '^warning: the dump is not complete: .*File too large' ../err)" = 1
-    expect "the checkpoint" grep -q '^warning: no checkpoint saved after step 6: ' ../err
-    expect "it went on to its end" grep -q '^peak memory' ../out
+    run "${on_ranks[@]}" --log /dev/full
+    ((code == 1)) || fault_run "--log: expected exit code 1" "${on_ranks[@]}"
+    run "${on_ranks[@]}" --logits /dev/full
+    ((code == 1)) || fault_run "--logits: expected exit code 1" "${on_ranks[@]}"
+    expect "one warning" test "$(grep -c '^warning: --logits /dev/full was not written' ../err)" = 1
+    disk=$WORK/disk
+    mkdir "$disk"
+    if mount -t tmpfs -o size=60k tmpfs "$disk" 2>/dev/null; then
+        run "${on_ranks[@]}" --dump "$disk/dump" --save "$disk/ck" --save-every 3 --log log
+        ((code == 1)) || fault_run "a full disk: expected exit code 1" "${on_ranks[@]}"
+        expect "one warning on the dump ($(head -c 500 ../err))" \
+            test "$(grep -c '^warning: the dump is not complete: .*No space' ../err)" = 1
+        expect "one on each checkpoint" \
+            test "$(grep -cE '^warning: no checkpoint saved after step [36]: .*No space' ../err)" = 2
+        expect "it went on to its end" grep -q '"step": 6,' log
+        umount "$disk"
+    fi
     end
 fi
 finish
