@@ -241,11 +241,12 @@ static void log_init(struct trainer *t) {
     });
 }
 
-// A hash of this rank's parameters.
+// A hash of the parameters that this rank updates.
 static uint64_t params_hash(struct trainer *t) {
     uint64_t hash = 0;
     for (int u = t->first_unit; u < t->last_unit; u++) {
-        hash = tensor_hash(t->params[u], hash);
+        struct range mine = shard_range(t->shard, u, MEM_OPTIMIZER); // the rest may be on its way
+        hash = tensor_hash(shard_view(t->shard, t->params, MEM_PARAMS, u, mine), hash);
     }
     return hash;
 }

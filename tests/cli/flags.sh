@@ -28,7 +28,7 @@ COMMON='
 --beta1         | double | 0.9 | 0 0.5 | -0.1 1 2
 --beta2         | double | 0.95 | 0 0.999 | -0.1 1 2
 --rho           | double | 0.9 | 0 0.95 | -0.1 1
---eps           | double | | 0 1e-8 1 | -1e-8 2
+--eps           | double | | 1e-8 1e-30 1 | 0 -1e-8 2
 --weight-decay  | double | | 0 0.1 1000 | -0.1 1001
 --clip          | double | | 0 1 1e9 | -1 1e10
 --data          | string | | |
@@ -39,6 +39,7 @@ COMMON='
 --dump          | string | | new |
 --memory        | string | | new |
 --logits        | string | | new |
+--trace         | string | | new |
 '
 LLAMA_FLAGS='
 --steps       | int    | 6000 | 0 1 1000000000000 | -1 1000000000001
