@@ -170,8 +170,8 @@ void comm_broadcast_host(struct comm c, void *data, size_t bytes, int root);
  */
 void comm_gather_host(struct comm c, void *all, const void *data, size_t bytes);
 
-/** @brief Sends host memory to rank @p to, which calls comm_recv_host(). Local; returns when @p data
- * may be used again. For files. */
+/** @brief Sends host memory to rank @p to, which calls comm_recv_host(). Local; returns when @p
+ * data may be used again. For files. */
 void comm_send_host(struct comm c, const void *data, size_t bytes, int to);
 
 /** @brief data becomes what rank @p from sends with comm_send_host(). Local; returns the result. */

@@ -7,7 +7,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TEXT_BYTES = 160 };
+enum {
+    TEXT_BYTES = 160,
+    LATE_MS = 300, // that a rank leaves to each rank before it
+    LATE_RANKS = 3, // at most
+};
 
 double clock_s(void) {
     struct timespec now;
@@ -47,7 +51,9 @@ static void signature_text(char *text, const struct signature *s) {
                            s->op == COMM_SUM ? "sum" : "max");
     }
     if (s->root >= 0) {
-        length += snprintf(text + length, TEXT_BYTES - (size_t)length, ", root %d", (int)s->root);
+        bool point = s->kind == COMM_SEND || s->kind == COMM_RECV;
+        length += snprintf(text + length, TEXT_BYTES - (size_t)length, ", %s %d",
+                           point ? "peer" : "root", (int)s->root);
     }
     snprintf(text + length, TEXT_BYTES - (size_t)length, " (call %llu)",
              (unsigned long long)s->number);
@@ -65,21 +71,36 @@ void signatures_compare(const struct comm_group *g, const struct signature *sign
             leave_it_to_others(5);
         }
         error_fatal(__FILE__, __LINE__,
-                    "the ranks of group %s call different collectives: rank 0 %s, rank %d %s; all "
+                    "the ranks of group %s call different collectives: rank %d %s, rank %d %s; all "
                     "must make the same calls in the same order",
-                    g->name, first, r, other);
+                    g->name, g->job_ranks[0], first, g->job_ranks[r], other);
     }
+}
+
+void point_compare(const struct call *recv, const struct signature *send) {
+    char expected[TEXT_BYTES], found[TEXT_BYTES];
+    struct signature mine = signature_of(recv);
+    if (send->count == mine.count && send->dtype == mine.dtype) {
+        return;
+    }
+    signature_text(expected, &mine);
+    signature_text(found, send);
+    error_fatal(__FILE__, __LINE__,
+                "in group %s this rank's %s from rank %d meets that rank's %s; expected the same "
+                "count and type",
+                recv->group->name, expected, recv->group->job_ranks[recv->peer], found);
 }
 
 // ---- ranks that do not come --------------------------------------------------------------------
 
 // "0 1 5"
-static void ranks_text(char *text, size_t size, const bool *set, int n, bool wanted) {
+static void ranks_text(char *text, size_t size, const struct comm_group *g, const bool *set,
+                       bool wanted) {
     size_t length = 0;
     text[0] = '\0';
-    for (int r = 0; r < n && length + 12 < size; r++) {
+    for (int r = 0; r < g->size && length + 12 < size; r++) {
         if (set[r] == wanted) {
-            length += (size_t)snprintf(text + length, size - length, " %d", r);
+            length += (size_t)snprintf(text + length, size - length, " %d", g->job_ranks[r]);
         }
     }
 }
@@ -89,20 +110,17 @@ void report_late(const struct call *call, const bool *entered) {
     struct signature s = signature_of(call);
     char text[TEXT_BYTES], in[1024], out[1024];
     signature_text(text, &s);
+    // Many ranks wait, and one message is enough: the lowest prints, and the job is over.
+    int before = error_rank() < LATE_RANKS ? error_rank() : LATE_RANKS;
+    nanosleep(&(struct timespec){.tv_nsec = 1000000L * LATE_MS * before}, NULL);
     if (call->kind == COMM_SEND || call->kind == COMM_RECV) {
         error_fatal(__FILE__, __LINE__,
                     "%s %s rank %d of group %s is not over after %g s (--comm-timeout)", text,
-                    call->kind == COMM_SEND ? "to" : "from", call->peer, g->name,
+                    call->kind == COMM_SEND ? "to" : "from", g->job_ranks[call->peer], g->name,
                     comm_mpi_config.timeout_s);
     }
-    for (int r = 0; r < g->rank; r++) {
-        if (entered[r]) {
-            leave_it_to_others(3); // the first of those who wait prints
-            break;
-        }
-    }
-    ranks_text(in, sizeof in, entered, g->size, true);
-    ranks_text(out, sizeof out, entered, g->size, false);
+    ranks_text(in, sizeof in, g, entered, true);
+    ranks_text(out, sizeof out, g, entered, false);
     error_fatal(
         __FILE__, __LINE__,
         "%s in group %s is not complete after %g s (--comm-timeout): entered by rank%s, not "

@@ -37,10 +37,14 @@ int comm_local_size(void) {
 
 // ---- errors ------------------------------------------------------------------------------------
 
-// Ends all ranks, with their exit code.
+// Ends all ranks, with their exit code. Open MPI's mpirun does so when a rank leaves without
+// MPI_Finalize, with fewer words than MPI_Abort makes of it; other launchers need to be told.
 static void abort_all(int code) {
-    alarm(5); // should MPI hang: mpirun ends the others when we are gone
-    MPI_Abort(MPI_COMM_WORLD, code);
+    if (getenv("OMPI_COMM_WORLD_RANK") == NULL) {
+        alarm(5); // should MPI hang
+        MPI_Abort(MPI_COMM_WORLD, code);
+    }
+    _exit(code);
 }
 
 static void abort_fatal(void) {
@@ -73,12 +77,19 @@ static void user_error(const char *text) {
     abort_all(2);
 }
 
-// --help ends the program with exit().
-static void finish_at_exit(void) {
-    if (!job.finished) {
-        job.finished = true;
-        MPI_Finalize();
+// Somebody called exit(): for --help, on all ranks; else one rank leaves the others alone.
+static void finish_at_exit(int code, void *unused) {
+    (void)unused;
+    if (job.finished) {
+        return;
     }
+    if (job.started || code != 0) {
+        fprintf(stderr, "rank %d left by exit(%d) in the middle, and with it end all ranks\n",
+                job.world->rank, code);
+        abort_all(code != 0 ? code : 1);
+    }
+    job.finished = true;
+    MPI_Finalize();
 }
 
 // ---- groups ------------------------------------------------------------------------------------
@@ -91,6 +102,24 @@ static struct comm comm_of(struct comm_group *g) {
     };
 }
 
+// The numbers in the job of a group's ranks.
+static int *job_ranks(MPI_Comm mpi, int size) {
+    MPI_Group all, some;
+    int *ranks = calloc((size_t)size, sizeof *ranks);
+    int *numbers = calloc((size_t)size, sizeof *numbers);
+    CHECK(ranks != NULL && numbers != NULL);
+    for (int r = 0; r < size; r++) {
+        numbers[r] = r;
+    }
+    MPI_Comm_group(MPI_COMM_WORLD, &all);
+    MPI_Comm_group(mpi, &some);
+    MPI_Group_translate_ranks(some, size, numbers, all, ranks);
+    MPI_Group_free(&all);
+    MPI_Group_free(&some);
+    free(numbers);
+    return ranks;
+}
+
 static struct comm_group *group_new(MPI_Comm mpi, const char *name) {
     struct comm_group *g = calloc(1, sizeof *g);
     CHECK(g != NULL);
@@ -98,6 +127,7 @@ static struct comm_group *group_new(MPI_Comm mpi, const char *name) {
     g->mpi = mpi;
     MPI_Comm_rank(mpi, &g->rank);
     MPI_Comm_size(mpi, &g->size);
+    g->job_ranks = job_ranks(mpi, g->size);
     g->next = job.groups;
     job.groups = g;
     return g;
@@ -126,12 +156,14 @@ static void group_free(struct comm_group *g) {
         shared_close(g->shared);
     }
     MPI_Comm_free(&g->mpi);
+    free(g->job_ranks);
     free(g);
 }
 
 struct comm comm_split(struct comm c, int color, const char *name) {
     CHECK(job.started && color >= 0);
     MPI_Comm mpi;
+    comm_barrier(c); // with the time limit that MPI's call has not
     stream_acquire();
     MPI_Comm_split(c.group->mpi, color, c.rank, &mpi);
     struct comm_group *g = group_new(mpi, name);
@@ -146,7 +178,7 @@ struct comm comm_init(void) {
     int level = MPI_THREAD_SINGLE;
     MPI_Comm mpi;
     MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
-    atexit(finish_at_exit);
+    on_exit(finish_at_exit, NULL);
     MPI_Comm_dup(MPI_COMM_WORLD, &mpi);
     job.world = group_new(mpi, "world");
     job.local_size = local_size(mpi);
@@ -229,6 +261,7 @@ void comm_start(struct comm c, const struct comm_config *config) {
 
 void comm_finish(void) {
     if (job.started) {
+        comm_barrier(comm_of(job.world)); // nobody waits for ever in MPI_Finalize
         stream_stop();
     }
     if (!log_calls_close()) {

@@ -44,8 +44,8 @@ static void fetch(const struct shared *s, int rank, void *to, size_t offset, siz
         if (reason == ESRCH) {
             leave_it_to_others(5); // the rank is gone, and mpirun ends the job
         }
-        error_fatal(__FILE__, __LINE__, "cannot read the memory of rank %d of group %s: %s", rank,
-                    s->group->name, strerror(reason));
+        error_fatal(__FILE__, __LINE__, "cannot read the memory of rank %d: %s",
+                    s->group->job_ranks[rank], strerror(reason));
     }
 }
 

@@ -22,7 +22,7 @@ enum {
 struct requests {
     const struct call *call;
     MPI_Request *list; // (2 * size)
-    int *from; // (2 * size) the rank that a receive waits for; -1: a send
+    int *peer; // (2 * size) the rank at the other end
     int count;
 };
 
@@ -31,32 +31,32 @@ static struct requests requests_new(const struct call *call) {
     struct requests q = {
         .call = call,
         .list = calloc(2 * n, sizeof *q.list),
-        .from = calloc(2 * n, sizeof *q.from),
+        .peer = calloc(2 * n, sizeof *q.peer),
     };
-    CHECK(q.list != NULL && q.from != NULL);
+    CHECK(q.list != NULL && q.peer != NULL);
     return q;
 }
 
 static void requests_free(struct requests *q) {
     free(q->list);
-    free(q->from);
+    free(q->peer);
 }
 
 static void post_send(struct requests *q, const void *data, size_t bytes, int to, int tag) {
     if (bytes > 0) {
-        q->from[q->count] = -1;
+        q->peer[q->count] = to;
         MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, q->call->group->mpi, &q->list[q->count++]);
     }
 }
 
 static void post_recv(struct requests *q, void *data, size_t bytes, int from, int tag) {
     if (bytes > 0) {
-        q->from[q->count] = from;
+        q->peer[q->count] = from;
         MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, q->call->group->mpi, &q->list[q->count++]);
     }
 }
 
-// Who has sent nothing has not entered the call, or is stuck.
+// Who has sent nothing, or taken nothing, has not entered the call, or is stuck.
 static void late(const struct requests *q) {
     bool *entered = malloc((size_t)q->call->group->size * sizeof *entered);
     CHECK(entered != NULL);
@@ -64,8 +64,8 @@ static void late(const struct requests *q) {
         entered[r] = true;
     }
     for (int i = 0; i < q->count; i++) {
-        if (q->from[i] >= 0 && q->list[i] != MPI_REQUEST_NULL) {
-            entered[q->from[i]] = false;
+        if (q->list[i] != MPI_REQUEST_NULL) {
+            entered[q->peer[i]] = false;
         }
     }
     report_late(q->call, entered);
@@ -263,10 +263,14 @@ void messages_run(const struct call *call) {
 
 // ---- send and receive --------------------------------------------------------------------------
 
-// A send or receive under way: one MPI request for each piece.
+// A send or receive under way: one MPI request for each piece. With --check-comm the sender's
+// signature goes first, and the receiver asks for the pieces when it has looked at it.
 struct point {
     uint64_t ticket;
     struct call call;
+    MPI_Request checked; // the signature under way
+    struct signature signature; // the sender's
+    bool posted; // the pieces are under way
     MPI_Request *pieces; // (count)
     MPI_Status *statuses; // (count)
     size_t count;
@@ -274,35 +278,60 @@ struct point {
     struct point *next;
 };
 
-static struct point *points;
+static struct point *points; // in the order of their begin
 static size_t point_count;
 
-void messages_begin(const struct call *call, uint64_t ticket) {
+static void point_post(struct point *p, int tag) {
+    const struct call *call = &p->call;
     size_t bytes = call->count * dtype_size(call->dtype);
+    for (size_t i = 0; i < p->count; i++) {
+        size_t at = i * MESSAGE_BYTES;
+        int length = (int)(bytes - at < MESSAGE_BYTES ? bytes - at : MESSAGE_BYTES);
+        if (call->kind == COMM_SEND) {
+            MPI_Isend(call->whole + at, length, MPI_BYTE, call->peer, tag, call->group->mpi,
+                      &p->pieces[i]);
+        } else {
+            MPI_Irecv(call->whole + at, length, MPI_BYTE, call->peer, tag, call->group->mpi,
+                      &p->pieces[i]);
+        }
+    }
+    p->posted = true;
+}
+
+// The pieces behind a signature have a tag of their own, so that receives find theirs in any order.
+static int point_tag(const struct signature *s) {
+    return TAG_POINT + 1 + (int)(s->number % 16384);
+}
+
+void messages_begin(const struct call *call, uint64_t ticket) {
     struct point *p = calloc(1, sizeof *p);
     CHECK(p != NULL);
     *p = (struct point){
         .ticket = ticket,
         .call = *call,
-        .count = bytes / MESSAGE_BYTES + 1, // an empty message, too, is one
+        .checked = MPI_REQUEST_NULL,
+        .signature = signature_of(call),
+        .count = call->count * dtype_size(call->dtype) / MESSAGE_BYTES + 1, // at least one
         .begin_s = clock_s(),
-        .next = points,
     };
     p->pieces = calloc(p->count, sizeof *p->pieces);
     p->statuses = calloc(p->count, sizeof *p->statuses);
     CHECK(p->pieces != NULL && p->statuses != NULL);
-    for (size_t i = 0; i < p->count; i++) {
-        size_t at = i * MESSAGE_BYTES;
-        int length = (int)(bytes - at < MESSAGE_BYTES ? bytes - at : MESSAGE_BYTES);
-        if (call->kind == COMM_SEND) {
-            MPI_Isend(call->whole + at, length, MPI_BYTE, call->peer, TAG_POINT, call->group->mpi,
-                      &p->pieces[i]);
-        } else {
-            MPI_Irecv(call->whole + at, length, MPI_BYTE, call->peer, TAG_POINT, call->group->mpi,
-                      &p->pieces[i]);
-        }
+    if (!comm_mpi_config.check) {
+        point_post(p, TAG_POINT);
+    } else if (call->kind == COMM_SEND) {
+        MPI_Isend(&p->signature, sizeof p->signature, MPI_BYTE, call->peer, TAG_POINT,
+                  call->group->mpi, &p->checked);
+        point_post(p, point_tag(&p->signature));
+    } else {
+        MPI_Irecv(&p->signature, sizeof p->signature, MPI_BYTE, call->peer, TAG_POINT,
+                  call->group->mpi, &p->checked);
     }
-    points = p;
+    struct point **link = &points;
+    while (*link != NULL) {
+        link = &(*link)->next;
+    }
+    *link = p;
     point_count++;
 }
 
@@ -311,7 +340,7 @@ size_t messages_pending(void) {
 }
 
 // A receive must find what it expects: MPI itself complains only of too much.
-static void point_check(const struct point *p) {
+static void point_check_length(const struct point *p) {
     size_t found = 0;
     for (size_t i = 0; i < p->count; i++) {
         int length = 0;
@@ -321,21 +350,25 @@ static void point_check(const struct point *p) {
     size_t expected = p->call.count * dtype_size(p->call.dtype);
     if (p->call.kind == COMM_RECV && found != expected) {
         error_fatal(__FILE__, __LINE__,
-                    "recv from rank %d of group %s (call %llu): found %zu bytes, expected %zu",
-                    p->call.peer, p->call.group->name, (unsigned long long)p->call.number, found,
-                    expected);
+                    "recv from rank %d (call %llu of group %s): found %zu bytes, expected %zu",
+                    p->call.group->job_ranks[p->call.peer], (unsigned long long)p->call.number,
+                    p->call.group->name, found, expected);
     }
 }
 
-static bool point_done(const struct point *p) {
+static bool point_done(struct point *p) {
     int done = 0;
-    MPI_Testall((int)p->count, p->pieces, &done, p->statuses);
+    MPI_Test(&p->checked, &done, MPI_STATUS_IGNORE);
+    if (done && !p->posted) {
+        point_compare(&p->call, &p->signature);
+        point_post(p, point_tag(&p->signature));
+    }
+    if (done) {
+        MPI_Testall((int)p->count, p->pieces, &done, p->statuses);
+    }
     double limit = comm_mpi_config.timeout_s;
     if (!done && limit > 0 && clock_s() - p->begin_s > limit) {
-        bool entered[p->call.group->size];
-        memset(entered, 0, sizeof entered);
-        entered[p->call.group->rank] = true;
-        report_late(&p->call, entered);
+        report_late(&p->call, NULL);
     }
     return done;
 }
@@ -350,7 +383,7 @@ void messages_progress(void (*done)(uint64_t ticket, const struct call *call)) {
         }
         *link = p->next;
         point_count--;
-        point_check(p);
+        point_check_length(p);
         done(p->ticket, &p->call);
         free(p->statuses);
         free(p->pieces);

@@ -30,6 +30,7 @@ struct comm_group {
     int rank;
     int size;
     MPI_Comm mpi;
+    int *job_ranks; // (size) the ranks' numbers in the whole job, for messages
     struct shared *shared; // NULL: MPI messages
     uint64_t calls; // collectives enqueued so far: the number of the last one
     uint64_t points; // the same for sends and receives
@@ -126,11 +127,14 @@ struct signature signature_of(const struct call *call);
 /** @brief Ends the job if the signatures (group size) of the ranks differ. */
 void signatures_compare(const struct comm_group *g, const struct signature *signatures);
 
+/** @brief Ends the job if a receive does not fit the sender's signature. */
+void point_compare(const struct call *recv, const struct signature *send);
+
 /** @brief Seconds on a clock that is never set back. */
 double clock_s(void);
 
 /** @brief Ends the job because ranks did not come: entered[r] says whether rank r of the group has
- * entered the call. */
+ * entered the call; NULL for a send or receive. */
 void report_late(const struct call *call, const bool *entered) __attribute__((noreturn));
 
 /** @brief Gives another rank, or mpirun, time to print the message and end the job. If it does not,
