@@ -147,7 +147,7 @@ static char *read_object(const char *path) {
     fclose(file);
     const char *begin = skip_blanks(text);
     const char *end = object_find(begin, "", &unused);
-    if (end == NULL || skip_blanks(end) != text + got) {
+    if (end == NULL || skip_blanks(end) != text + got || got == TEXT_MAX) {
         error_user("%s: is not a JSON object of less than %d bytes; expected the config.json of a "
                    "model that --save or transformers wrote",
                    path, TEXT_MAX);

@@ -46,7 +46,7 @@ struct data *data_open_images(const char *path, uint64_t seed) {
     d->samples[DATA_TRAIN] = d->images[DATA_TRAIN].count;
     d->samples[DATA_VALIDATION] = d->images[DATA_VALIDATION].count;
     order_alloc(d);
-    snprintf(d->description, sizeof d->description, "%zu images for training, %zu for validation",
+    snprintf(d->description, sizeof d->description, "%zu images to train on, %zu to validate",
              d->samples[DATA_TRAIN], d->samples[DATA_VALIDATION]);
     return d;
 }
@@ -80,7 +80,7 @@ struct data *data_open_text(const char *path, size_t window, size_t vocab, uint6
     d->samples[DATA_VALIDATION] = (targets(d, DATA_VALIDATION) + window - 1) / window;
     order_alloc(d);
     snprintf(d->description, sizeof d->description,
-             "%zu bytes: %zu windows of %zu for training, %zu for validation", d->bytes.count,
+             "%zu bytes: %zu windows of %zu to train on, %zu to validate", d->bytes.count,
              d->samples[DATA_TRAIN], window, d->samples[DATA_VALIDATION]);
     return d;
 }

@@ -59,8 +59,9 @@ void error_set_hooks(struct error_hooks hooks);
 /** @brief The rank that error_set_hooks() was told; 0 before. Local. */
 int error_rank(void);
 
-// Large enough for the texts of functions that report a failure to their caller.
-enum { ERROR_TEXT_SIZE = 2048 };
+// Large enough for the texts of functions that report a failure to their caller: two paths and a
+// sentence.
+enum { ERROR_TEXT_SIZE = 10240 };
 
 /**
  * @brief Writes the reason of a failure into the caller's buffer, cut to fit.

@@ -176,8 +176,7 @@ static bool path_step(char *at, const char *part, char *rest, int *links) {
     }
     if (strcmp(part, "..") == 0) {
         char *slash = strrchr(at, '/');
-        *slash = '\0';
-        strcpy(at, at[0] == '\0' ? "/" : at);
+        slash[slash == at] = '\0'; // the slash of the root stays
         return true;
     }
     if (!path_join(next, at, part)) {
@@ -190,7 +189,9 @@ static bool path_step(char *at, const char *part, char *rest, int *links) {
     }
     target[length] = '\0';
     ++*links;
-    strcpy(at, target[0] == '/' ? "/" : at);
+    if (target[0] == '/') {
+        strcpy(at, "/");
+    }
     if (snprintf(longer, sizeof longer, "%s/%s", target, rest) >= PATH_BYTES) {
         return false;
     }

@@ -348,7 +348,7 @@ bool trace_finish(struct comm c) {
         good = files_write_commit(w, error, sizeof error);
     }
     if (!good) {
-        fprintf(stderr, "warning: no trace written: %s\n", error);
+        error_warning("no trace written: %s", error);
     }
     recording_free();
     return good;

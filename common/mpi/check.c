@@ -7,11 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-    TEXT_BYTES = 160,
-    LATE_MS = 300, // that a rank leaves to each rank before it
-    LATE_RANKS = 3, // at most
-};
+enum { TEXT_BYTES = 160 };
 
 double clock_s(void) {
     struct timespec now;
@@ -110,9 +106,12 @@ void report_late(const struct call *call, const bool *entered) {
     struct signature s = signature_of(call);
     char text[TEXT_BYTES], in[1024], out[1024];
     signature_text(text, &s);
-    // Many ranks wait, and one message is enough: the lowest prints, and the job is over.
-    int before = error_rank() < LATE_RANKS ? error_rank() : LATE_RANKS;
-    nanosleep(&(struct timespec){.tv_nsec = 1000000L * LATE_MS * before}, NULL);
+    // Many ranks wait in a call, and one message is enough: the first prints, and the job is over.
+    int before = 0;
+    for (int r = 0; r < g->rank && entered != NULL; r++) {
+        before += entered[r];
+    }
+    leave_it_to_others(before < 2 ? 2 * before : 4);
     if (call->kind == COMM_SEND || call->kind == COMM_RECV) {
         error_fatal(__FILE__, __LINE__,
                     "%s %s rank %d of group %s is not over after %g s (--comm-timeout)", text,

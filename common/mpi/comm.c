@@ -84,8 +84,8 @@ static void finish_at_exit(int code, void *unused) {
         return;
     }
     if (job.started || code != 0) {
-        fprintf(stderr, "rank %d left by exit(%d) in the middle, and with it end all ranks\n",
-                job.world->rank, code);
+        error_warning("rank %d left by exit(%d) in the middle; with it end all ranks",
+                      job.world->rank, code);
         abort_all(code != 0 ? code : 1);
     }
     job.finished = true;
@@ -265,7 +265,7 @@ void comm_finish(void) {
         stream_stop();
     }
     if (!log_calls_close()) {
-        fprintf(stderr, "Warning: the log of --log-comm is incomplete\n");
+        error_warning("the log of --log-comm is not complete");
     }
     while (job.groups != NULL) {
         struct comm_group *g = job.groups;

@@ -174,10 +174,10 @@ struct shared *shared_open(const struct comm_group *g) {
     char *memory = map_together(g, bytes);
     if (memory == NULL) {
         if (g->rank == 0) {
-            fprintf(stderr,
-                    "Note: no room for %zu KiB in /dev/shm, so the ranks exchange messages, which "
-                    "is slower.\n",
-                    bytes / 1024);
+            error_warning(
+                "no room for %zu KiB in /dev/shm, so the ranks exchange messages, which is "
+                "slower",
+                bytes / 1024);
         }
         return NULL;
     }

@@ -121,7 +121,8 @@ bad "a missing file of the test part" more/no_test 'no file t10k-images-idx3-uby
 bad "a folder for a file" more/folder "$images.gz" 'folder'
 bad "a pipe for a file" more/pipe "$images.gz"
 bad "a link to nowhere" more/dangling "$images.gz" '[Nn]o such file'
-bad "no such folder" nowhere 'No such file' 'dataset-fashion-mnist'
+bad "no such folder" nowhere 'No such file' 'run ./run setup, which installs dataset-fashion-mnist'
+bad "a folder without files" more/nothing 'no file' 'run ./run setup, which installs dataset'
 bad "a file for a folder" text 'not a folder'
 begin "mnist: a name with control characters"
 refuses 'no\?\[2Jwhere: No such file' "${mnist[@]}" $'no\e[2Jwhere'
@@ -154,7 +155,7 @@ text() {
 : >nothing.txt
 head -c 4000 /dev/urandom >random.bin
 mkfifo pipe
-text "no such file" nowhere.txt 'nowhere.txt: .*[Nn]o such file.*--data'
+text "no such file" nowhere.txt 'nowhere.txt: .*[Nn]o such file.*run ./run setup, .*--data'
 text "an empty file" nothing.txt 'nothing.txt: the file is empty'
 text "a folder" good 'good: .*folder'
 text "a device" /dev/zero '/dev/zero'
@@ -180,8 +181,12 @@ for seq in 1 2 7 16 64; do
         compare json ../log loss grad_norm lr tokens_per_s samples
     expect "--seq $seq: an evaluation" grep -q '"val_loss": [0-9]' ../log
     refuses 'expected at least' "${llama[@]/#16/$seq}" --data less
-    ((least <= 2 * seq + 30)) || fault "--seq $seq: asks for $least bytes, far more than needed"
+    # The last tenth is for validation; the rest must have a window and its target.
+    ((least == 20 || least - 1 - (least - 1) / 10 <= seq)) ||
+        fault "--seq $seq: asks for $least bytes, more than needed"
 done
+head -c 26 random.bin >least
+works "${llama[@]/#16/22}" --data least
 rm -f least less
 end
 

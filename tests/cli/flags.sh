@@ -16,7 +16,7 @@ COMMON='
 --threads       | int    | 0 | 0 3 | -1 4097
 --epochs        | int    | | 0 3 1000000 | -1 1000001
 --stop-after    | int    | off | 0 1 | -1 1000000000001
---micro-batches | int    | 1 | 1 3 | 0 -4 1048577
+--micro-batches | int    | 1 | 1 3 1024 | 0 -4 65537
 --print-every   | int    | about 20 lines | 1 1000000000000 | 0 -1
 --save-every    | int    | 0 | 0 | -1 1000000000001
 --optimizer     | choice | | sgd adamw adadelta |
@@ -295,6 +295,17 @@ test_llama_sizes() {
     works "$LLAMA" "${all[@]}" --dim 48 --heads 3 --seq 5 --layers 1
     end
 
+    begin "llama: sizes that no machine has the memory for"
+    refuses '^llama: no memory for [0-9.]+ MB of params: .*--batch' \
+        "$LLAMA" "${all[@]}" --hidden 1048576 --layers 1000
+    refuses 'no memory for .* MB of params' "$LLAMA" "${all[@]}" --dim 1048576 --heads 4096
+    refuses 'no memory for .* MB of params' "$LLAMA" "${all[@]}" --vocab 1048576 --dim 524288 \
+        --heads 4096 --hidden 1
+    refuses '--micro-batches 1025 cuts a step into more parts than --batch has samples' \
+        "$LLAMA" "${all[@]}" --micro-batches 1025
+    works "$LLAMA" "${all[@]}" --micro-batches 1025 --batch 1025
+    end
+
     begin "llama: a text that is too short, bytes outside the vocabulary"
     refuses '../short: .* 40 bytes; expected at least [0-9]+: .*--seq 64' \
         "$LLAMA" "${all[@]:2}" --data ../short --seq 64
@@ -306,6 +317,23 @@ test_llama_sizes() {
     works "$LLAMA" "${all[@]:2}" --data ../bytes --vocab 129 --seq 8
     refuses '../text: byte 0 .*--vocab 1 ' "$LLAMA" "${all[@]}" --vocab 1
     nothing_left
+    end
+}
+
+test_threads() {
+    local cores
+    cores=$(nproc)
+    local -a all=("$LLAMA" --data ../text --stop-after 0 --seq 16)
+    begin "llama: threads and cores"
+    refuses "--threads $((8 * cores + 1)) on $cores cores? .*; choose at most $((8 * cores))" \
+        "${all[@]}" --threads $((8 * cores + 1))
+    works "${all[@]}" --threads $((2 * cores))
+    expect "a note that these are more than the cores" \
+        grep -qE "^device .* $((2 * cores)) threads, more than there are cores" ../out
+    works "${all[@]}" --threads 1
+    expect "no such note for one" eval '! grep -q "more than" ../out'
+    run env OMP_THREAD_LIMIT=1 "${all[@]}" --threads 2
+    expect "OMP_THREAD_LIMIT counts" grep -qE '^device .* 1 thread,' ../out
     end
 }
 
@@ -324,6 +352,7 @@ data=../text
 test_program "$LLAMA" "$LLAMA_FLAGS" "$LLAMA_DEFAULTS"
 test_flags "$LLAMA" "$COMMON"
 test_llama_sizes
+test_threads
 data=../n10
 test_program "$MNIST" "$MNIST_FLAGS" "$MNIST_DEFAULTS"
 again=yes

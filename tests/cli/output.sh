@@ -134,6 +134,21 @@ END'
     end
 done
 
+ddp=$SHARD_BUILD/02_ddp/llama
+mpi=(mpirun -q --oversubscribe --bind-to none)
+((EUID != 0)) || mpi+=(--allow-run-as-root)
+if [[ -x $ddp ]]; then
+    begin "two ranks, on a terminal: one bar, and only where ./run has said that there is one"
+    "${mpi[@]}" -n 2 "$ddp" "${llama[@]:1}" >piped 2>../err </dev/null || fault "exit code $?"
+    on_screen 80 env SHARD_TERMINAL=1 "${mpi[@]}" -n 2 "$ddp" "${llama[@]:1}"
+    expect "each bar once" test "$(grep -cE '^\[#+\.+\]  50%  loss' bars)" -le 2
+    expect "it grows" test "$(grep loss bars | grep -oE '[0-9]+%' | sort -u | wc -l)" -gt 5
+    expect "on the screen is what goes into a pipe" diff <(words <screen) <(words <piped)
+    on_screen 80 "${mpi[@]}" -n 2 "$ddp" "${llama[@]:1}"
+    expect "no bar without ./run" test ! -s bars
+    end
+fi
+
 begin "errors go to stderr, whole, and never to stdout"
 refuses 'unknown flag' "$LLAMA" --bogus
 run bash -c '"$0" --bogus 2>&-' "$LLAMA"

@@ -119,10 +119,24 @@ vary --micro-batches 1 "${adamw[@]}"
 works "${line[@]}" --steps 24 --resume llama.save --dump five
 expect "one micro-batch for two" compare steps five/steps.txt one/steps.txt 1e-5
 works "${adamw[@]}" --steps 10 --resume llama.save --save ten
-expect "no step beyond --steps" same_files llama.save ten
+expect "no step beyond --steps" eval 'cmp llama.save/model.safetensors ten/model.safetensors &&
+    compare tensors llama.save/training.safetensors ten/training.safetensors 0'
+expect "it says so" grep -qE '^note +finished already: this training has 10 steps' ../out
 works "${adamw[@]}" --steps 24 --load llama.save --dump six
 expect "--load starts at step 1" test "$(head -n 1 six/steps.txt | cut -d ' ' -f 1)" = 1
 rm -r one two three four five six ten ck log
+end
+
+begin "a resumed run says what it changes of the training"
+works "${adamw[@]}" --steps 24 --resume llama.save --stop-after 0
+expect "nothing, here" eval '! grep -q ^note ../out'
+expect "and where it goes on" grep -qE '^resumed +after step 10$' ../out
+vary --warmup 20 "${adamw[@]}"
+vary --lr 0.01 "${line[@]}"
+works "${line[@]}" --steps 48 --schedule constant --resume llama.save --stop-after 0
+expect "one line ($(grep ^note ../out))" test "$(grep -c ^note ../out)" = 1
+expect "with each of them" grep -qxE "note +changed on the way: --steps 48, was 24; --lr 0.01, was \
+0.003; --min-lr 0.001, was 0.0003; --warmup 20, was 15; --schedule constant, was cosine" ../out
 end
 
 # The command of llama with another value of a flag must be refused.
@@ -172,9 +186,11 @@ vary --layers 2 "${adamw[@]}"
 works "${line[@]}" --steps 1 --save two.save
 refuses 'has the tensor .*layers.1' "${adamw[@]}" --steps 24 --load two.save
 refuses 'has the tensor .*layers.1' "${adamw[@]}" --steps 24 --resume two.save
-refuses 'mnist.save' "${adamw[@]}" --steps 24 --load mnist.save
+refuses 'mnist.save/config.json: is of the model "mnist", and this program is "llama"; name' \
+    "${adamw[@]}" --steps 24 --load mnist.save
 command_of mnist adamw
-refuses 'llama.save' "${command[@]}" --steps 24 --load llama.save
+refuses 'llama.save/config.json: is of the model "llama", and this program is "mnist"; name' \
+    "${command[@]}" --steps 24 --load llama.save
 refuses 'llama.save' "${command[@]}" --steps 24 --resume llama.save
 mkdir hollow
 refuses 'hollow' "${adamw[@]}" --steps 24 --resume hollow
@@ -216,5 +232,24 @@ while read -r broken what; do
     fi
 done <cases
 expect "there were many" test "$(wc -l <cases)" -gt 90
+end
+
+begin "what a config.json that is refused says"
+config_says() { # CASE PATTERN
+    refuses "broken/config_$1/config.json: $2" "${adamw[@]}" --steps 24 --load "broken/config_$1"
+}
+config_says heads 'num_attention_heads is 4 there and 2 in this run; give --heads 4'
+config_says eps 'rms_norm_eps is 1e-06 there and 1e-05 in this run; give --norm-eps 1e-06'
+config_says act 'hidden_act is "gelu" there; this program has only "silu"'
+config_says llama3 'rope_scaling is .*llama3.* there; this program has no scaled positions'
+config_says theta_inside 'rope_theta is 500000.0 there and 10000 in this run; give --rope-theta'
+config_says html 'is not a JSON object'
+config_says is_folder 'is a folder; expected a file'
+run "${adamw[@]}" --steps 24 --load broken/config_no_file --stop-after 0
+((code == 0)) || fault_run "without config.json: expected exit code 0" "${adamw[@]}"
+expect "one warning without config.json ($(cat ../err))" \
+    test "$(grep -c '^warning: broken/config_no_file/config.json: there is no such file' ../err)" = 1
+expect "and no more" test "$(wc -l <../err)" = 1
+works "${adamw[@]}" --steps 24 --load broken/config_unknown --stop-after 0
 end
 finish

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Ctrl-C and SIGTERM: the step under way is finished, the checkpoint saved, and from there the
-# training goes on as if nothing had happened. A second Ctrl-C ends the program at once.
+# Ctrl-C, SIGTERM, and SIGHUP from a terminal that goes away: the step under way is finished, the
+# checkpoint saved, and from there the training goes on as if nothing had happened. A second Ctrl-C
+# ends the program at once. Who has set a signal to be ignored is not stopped by it.
 source "$(dirname "$0")/lib.sh"
 
 make_text text 80000
@@ -83,6 +84,27 @@ test_stopped llama INT 130
 test_stopped llama TERM 143
 test_stopped mnist INT 130
 test_stopped mnist TERM 143
+test_stopped llama HUP 129
+
+begin "signals that are ignored stay so: SIGINT in the background, SIGHUP under nohup"
+trap '' INT HUP
+"${llama[@]}" --log log >../out 2>../err </dev/null &
+pid=$!
+trap 'exit 130' INT
+trap - HUP
+wait_for_lines log 3
+for signal in INT HUP INT; do
+    kill -s $signal $pid
+    lines=$(wc -l <log)
+    wait_for_lines log $((lines + 20))
+done
+expect "it goes on" kill -0 $pid
+kill -s TERM $pid
+wait_for_end 20
+((code == 143)) || fault "SIGTERM: expected exit code 143; found $code"
+expect "a line that it was stopped" grep -q '^stopped .*by a signal' ../out
+rm log
+end
 
 begin "stopped without --save: nothing is saved, exit code 130"
 start "${llama[@]}" --log log

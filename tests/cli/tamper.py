@@ -106,7 +106,8 @@ def headers(file, short):
 def metadata(key, value, what="refused"):
     def edit(tensors, facts):
         facts.pop(key) if value is None else facts.update({key: value})
-    name = f"training_{key}_{'missing' if value is None else ''.join(c for c in value if c.isalnum())}"
+    spelt = "missing" if value is None else value.replace(" ", "blank").replace("+", "plus")
+    name = f"training_{key}_{spelt}"
     change_tensors(name, "training.safetensors", edit, what)
 
 
@@ -123,9 +124,61 @@ metadata("step", "-3")
 metadata("step", "ten")
 metadata("step", "9" * 30)
 metadata("step", "10x")
+metadata("step", "")
+metadata("step", " 4")
+metadata("step", "+4")
+metadata("step", "1000000000001")
+metadata("step", "9223372036854775807")
 for file in ("model", "training"):
     os.remove(f"{case(file + '_no_file')}/{file}.safetensors")
     folder = case(file + "_is_folder")
     os.remove(f"{folder}/{file}.safetensors")
     os.mkdir(f"{folder}/{file}.safetensors")
+
+
+def config(kind, what, **members):
+    """config.json with other members; None: without."""
+    path = f"{case('config_' + kind, what)}/config.json"
+    with open(path) as old:
+        facts = json.load(old)
+    for key, value in members.items():
+        facts.pop(key, None)
+        if value is not None:
+            facts[key] = value
+    with open(path, "w") as new:
+        json.dump(facts, new, separators=(" ,\n", " : "))
+
+
 os.remove(f"{case('config_no_file', 'either')}/config.json")
+change("config_empty", "config.json", lambda raw: b"")
+change("config_cut", "config.json", lambda raw: raw[:-3])
+change("config_list", "config.json", lambda raw: b"[" + raw + b"]")
+change("config_html", "config.json", lambda raw: b"<!DOCTYPE html>")
+change("config_tail", "config.json", lambda raw: raw + b"x")
+change("config_zero", "config.json", lambda raw: raw + b"\0")
+change("config_no_comma", "config.json", lambda raw: raw.replace(b",", b"", 1))
+change("config_long", "config.json", lambda raw: raw + b" " * 70000)
+change("config_deep", "config.json", lambda raw: b'{"a": ' * 5000)
+config("same", "either")
+config("unknown", "either", torch_dtype="bfloat16", quantization=[{"a": "}"}, "]"], name='a"b\\')
+config("sparse", "either", hidden_act=None, rms_norm_eps=None, rope_theta=None, attention_bias=None)
+config("default_scaling", "either", rope_scaling={"rope_type": "default"})
+config("parameters", "either", rope_theta=None,
+       rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+config("heads", "refused", num_attention_heads=4)
+config("kv_heads", "refused", num_key_value_heads=2)
+config("eps", "refused", rms_norm_eps=1e-6)
+config("act", "refused", hidden_act="gelu")
+config("bias", "refused", attention_bias=True)
+config("mlp_bias", "refused", mlp_bias=True)
+config("tied", "refused", tie_word_embeddings=True)
+config("type", "refused", model_type="mistral")
+config("llama3", "refused", rope_scaling={"factor": 8.0, "rope_type": "llama3"})
+config("linear", "refused", rope_scaling={"factor": 2.0, "type": "linear"})
+config("yarn", "refused", rope_theta=None,
+       rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0})
+config("theta_inside", "refused", rope_theta=None,
+       rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
+path = case("config_is_folder")
+os.remove(f"{path}/config.json")
+os.mkdir(f"{path}/config.json")

@@ -11,7 +11,7 @@ SLACK=12 # seconds that the rest may take on a busy machine
 
 # Our program's messages on stderr, and those of Open MPI that should not be; mpirun may say more.
 messages() {
-    grep -E '^(rank [0-9]+ on |test_comm: |FAIL)|\*\*\* (An error occurred|Process received)' ../err
+    grep -E '^(rank [0-9]+ on |warning: rank |test_comm: |FAIL)|\*\*\* (An error occurred|Process received)' ../err
 }
 
 # ends CODE MESSAGES N FLAGS…: the job must end in time with this exit code ("+": any but 0) and so
@@ -31,7 +31,9 @@ ends() {
         ((code == expected)) || fault "$*: exit code $code, expected $expected"
     fi
     ((took <= WAIT + SLACK)) || fault "$*: took $took s"
-    ((count == most)) || fault "$*: $count messages, expected $most: ${message:0:400}"
+    # Where ranks wait in different calls, the first of each call may speak.
+    [[ $count == 2 && $* == *"--fault hang"*@(--in-group|"--in broadcast --messages") ]] ||
+        ((count == most)) || fault "$*: $count messages, expected $most: ${message:0:400}"
     # Who sends, or is in another group, may go on.
     [[ $* == *--in-group* || $* == *"--in "@(send|recv|broadcast)* ]] ||
         expect "$*: nobody goes on" eval '! grep -q "nothing happened" ../out'

@@ -181,8 +181,8 @@ expect "no promise" 2 'usage' "$compare" a same
 # ---- run ---------------------------------------------------------------------------------------
 
 # A build with chapter 01 and the stand-in, which adds to its log the bytes that an all-reduce of all
-# gradients sends. It understands --wrong (clip at another norm), --hang, --silent (no bytes), and --rate and
-# --evaluation (other numbers in the log alone).
+# gradients sends. It understands --wrong (clip at another norm), --hang, --silent (no bytes), --replicas
+# (which changes nothing), and --rate and --evaluation (other numbers in the log alone).
 build=$scratch/build
 mkdir -p "$build/tests/equivalence" "$build/02_ddp"
 ln -s "$SHARD_BUILD/01_single_gpu" "$build/01_single_gpu"
@@ -203,6 +203,7 @@ while (($# > 0)); do
     --check-comm) checked=yes ;;
     --wrong) flags+=(--clip 0.01) ;;
     --hang) sleep 1000 ;;
+    --replicas) shift ;;
     --silent) silent=yes ;;
     --rate) change='s/"lr": [^,]*/"lr": 0.25/' ;;
     --evaluation) change='s/"accuracy": [^,}]*/"accuracy": 0.25/' ;;
@@ -286,6 +287,8 @@ case_is "memory beyond its bound" 1 'peak_activations_bytes: found [0-9]+, expec
     "a | $one | - | $one | - | bitwise | activations<=ref-1"
 case_is "an unknown category" 1 "memory 'weights=4" "a | $one | - | $one | - | bitwise | weights=4*P"
 case_is "an unknown quantity" 1 'Q is not known' "a | $one | - | $one | - | bitwise | params=4*Q"
+case_is "a function that pads" 0 '1 bitwise' \
+    "a | $one | - | $one | - | bitwise | params=4*F+pad(1)-16+pad(16)-pad(2)+pad(17)-32"
 case_is "no whole number" 1 'not a whole number' "a | $one | - | $one | - | bitwise | params=P/3"
 case_is "no expression" 1 'not a whole number' "a | $one | - | $one | - | bitwise | params=4*"
 case_is "an unknown promise" 1 "promise 'equal'" "a | $one | - | $one | - | equal | -"
@@ -323,6 +326,8 @@ else
         $one | --micro-batches {n} | bitwise | 2*(n-1)*ceil(F/n)*4 | params=4*F")
     expect "the wrong bytes" 1 'sent_bytes_per_step: found [0-9]+, expected' run_table < <(ddp "a | $two | 2 | - | - | \
         $one | --micro-batches {n} | bitwise | 2*(n-1)*ceil(F/n)*4+4 | -")
+    expect "replicas and groups" 0 '1 bitwise' run_table < <(ddp "a | $two | 4 | - | --replicas 2 | \
+        $one | --micro-batches {n} | bitwise | 2*(n-1)*ceil(F/n)*4+(R-2)+(g-2)+pad(33)-64 | -")
     expect "another rate in the log" 1 'step 1 lr: 0.25 and 0.1 in the logs' run_table < <(ddp \
         "a | $two | 2 | --lr 0.1 --schedule constant | --rate | $one | --micro-batches {n} | bounds | - | -")
     expect "another accuracy in the log" 1 'step 3 accuracy: 0.25 and 0' run_table < <(ddp \

@@ -46,11 +46,12 @@ words_of(name) = name eq "late" ? "call waits for the other ranks" : \
                  name eq "small" ? "a few bytes" : \
                  system(sprintf("echo '%s' | tr _ ' '", name))
 
-# A box is at least one dot wide, or it would not be seen.
+# A box is at least one dot wide, or it would not be seen; a gap keeps wide ones apart.
 dot = ms / 900.0
-right(begin, end) = end - begin < dot ? begin + dot : end
+right(begin, end) = end - begin < dot ? begin + dot : end - begin < 5 * dot ? end : end - 0.7 * dot
 label(name, begin, end, text) = end - begin > ms / 55.0 && text ne "-" ? text : ""
 
+set rmargin at screen 0.97
 set bmargin at screen 100.0 / height
 set key at screen 0.53,screen 35.0 / height center center horizontal Left reverse samplen 1 width 1
 plot for [i = 1:words(names)] file using (stringcolumn(1) eq word(names, i) ? $4 : NaN):(0): \
