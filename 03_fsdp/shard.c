@@ -215,6 +215,9 @@ struct tensor shard_unit(const struct shard *s, struct tensor all, enum mem_cate
 struct tensor shard_view(const struct shard *s, const struct tensor *buffer, enum mem_category what,
                          int u, struct range elements) {
     struct range mine = shard_range(s, u, what);
+    if (elements.begin == elements.end) {
+        return tensor_view(buffer[u], 0, 0, 1);
+    }
     CHECK(elements.begin >= mine.begin && elements.end <= mine.end);
     return tensor_view(buffer[u], elements.begin - mine.begin, elements.end - elements.begin, 1);
 }
@@ -249,8 +252,7 @@ struct range range_meet(struct range a, struct range b) {
         .begin = a.begin > b.begin ? a.begin : b.begin,
         .end = a.end < b.end ? a.end : b.end,
     };
-    both.end = both.end > both.begin ? both.end : both.begin;
-    return both;
+    return both.begin < both.end ? both : (struct range){a.begin, a.begin};
 }
 
 // Sends elements of unit u to rank 0.

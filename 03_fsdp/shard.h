@@ -61,7 +61,8 @@ struct tensor shard_unit(const struct shard *s, struct tensor all, enum mem_cate
 /** @brief What this rank holds of unit @p u in buffers of a category. Local. */
 struct range shard_range(const struct shard *s, int u, enum mem_category what);
 
-/** @brief What two ranges have in common. Local. */
+/** @brief What two ranges have in common; nothing, at the begin of @p a, if they do not meet.
+ * Local. */
 struct range range_meet(struct range a, struct range b);
 
 /** @brief A view of elements of unit @p u, which this rank must hold. Local.

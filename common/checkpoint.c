@@ -335,6 +335,9 @@ static float element(const void *raw, enum dtype dtype, size_t i) {
 void values_read(const struct values_file *file, size_t first, size_t count, float *out) {
     char error[TEXT_SIZE];
     enum dtype dtype = file->entry->dtype;
+    if (count == 0) {
+        return; // a rank that has no part of it
+    }
     void *raw = malloc(count * dtype_size(dtype) + 1);
     CHECK(raw != NULL);
     if (!safetensors_read(file->file, file->entry, first, count, raw, error, sizeof error)) {

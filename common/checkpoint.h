@@ -50,7 +50,7 @@ struct checkpoint {
  * @brief Reads a range of the whole parameter as f32. Local.
  *
  * A file that cannot be read any more, or has numbers that are none, is the user's mistake.
- * @param first first element of the whole
+ * @param first first element of the whole; anything if count is 0
  * @param out   (count) host memory
  */
 void values_read(const struct values_file *file, size_t first, size_t count, float *out);

@@ -111,7 +111,7 @@ void report_late(const struct call *call, const bool *entered) {
     for (int r = 0; r < g->rank && entered != NULL; r++) {
         before += entered[r];
     }
-    leave_it_to_others(before < 2 ? 2 * before : 4);
+    leave_it_to_others(before < 2 ? 4 * before : 8);
     if (call->kind == COMM_SEND || call->kind == COMM_RECV) {
         error_fatal(__FILE__, __LINE__,
                     "%s %s rank %d of group %s is not over after %g s (--comm-timeout)", text,

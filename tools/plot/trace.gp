@@ -48,7 +48,7 @@ words_of(name) = name eq "late" ? "call waits for the other ranks" : \
 
 # A box is at least one dot wide, or it would not be seen; a gap keeps wide ones apart.
 dot = ms / 900.0
-right(begin, end) = end - begin < dot ? begin + dot : end - begin < 5 * dot ? end : end - 0.7 * dot
+right(begin, end) = end - begin < dot ? begin + dot : end - begin < 5 * dot ? end : end - 1.2 * dot
 label(name, begin, end, text) = end - begin > ms / 55.0 && text ne "-" ? text : ""
 
 set rmargin at screen 0.97
