@@ -11,7 +11,10 @@
 #include <unistd.h>
 
 enum {
-    SPINS = 2000, // looks at the other ranks before a rank sleeps
+    // Looks at the other ranks before a rank sleeps. One that has nothing else to do looks for some
+    // 50 us, which is what falling asleep and being woken would take.
+    SPINS = 30000,
+    SPINS_BESIDE_COMPUTATION = 2000,
     DIRECT_BYTES = 1 << 16, // below this, slots are faster
 };
 
@@ -70,7 +73,8 @@ void shared_barrier(struct shared *s, const struct call *call) {
     if (atomic_load(&s->header->sleepers) > 0) {
         syscall(SYS_futex, &s->header->arrivals, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
     }
-    for (int i = 0; i < s->spins; i++) {
+    int spins = stream_is_thread ? SPINS_BESIDE_COMPUTATION : SPINS;
+    for (int i = 0; i < spins && s->cores_suffice; i++) {
         if (all_arrived(s)) {
             return;
         }
@@ -192,7 +196,7 @@ struct shared *shared_open(const struct comm_group *g) {
                                             CACHE_LINE_BYTES * CACHE_LINE_BYTES);
     s->slots = memory + slots_offset(g->size);
     s->sums = s->slots + (size_t)g->size * 2 * SLOT_BYTES;
-    s->spins = g->size <= sysconf(_SC_NPROCESSORS_ONLN) ? SPINS : 0;
+    s->cores_suffice = g->size <= sysconf(_SC_NPROCESSORS_ONLN);
     s->direct = direct_possible(s);
     return s;
 }

@@ -34,7 +34,7 @@ struct shared {
     char *sums; // (2, SLOT_BYTES)
     uint64_t barriers; // that this rank has entered
     uint64_t chunks; // that the group has moved through slots
-    int spins; // looks at the others before this rank sleeps in a barrier
+    bool cores_suffice; // there is one for each rank
     bool direct; // ranks may read each other's memory
 };
 

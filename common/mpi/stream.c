@@ -16,6 +16,8 @@ enum {
     POLL_US = 20, // between two looks at sends and receives that are under way
 };
 
+_Thread_local bool stream_is_thread;
+
 static struct {
     pthread_mutex_t mutex; // guards what follows
     pthread_cond_t changed; // a call is done, or running ended: for those who wait
@@ -118,6 +120,7 @@ static void pause_polling(void) {
 
 static void *thread_main(void *unused) {
     (void)unused;
+    stream_is_thread = true;
     pthread_mutex_lock(&stream.mutex);
     while (!stream.stop) {
         if (stream.running || !thread_wanted()) {

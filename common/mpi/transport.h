@@ -59,6 +59,9 @@ extern struct comm_config comm_mpi_config;
 
 // ---- stream ------------------------------------------------------------------------------------
 
+// Whether this is the communication thread: then another thread may compute on this core.
+extern _Thread_local bool stream_is_thread;
+
 /** @brief Starts the communication thread. */
 void stream_start(void);
 
