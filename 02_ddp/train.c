@@ -167,32 +167,30 @@ static void steps_init(struct trainer *t) {
     t->steps = t->o->epochs > 0 ? t->o->epochs * t->steps_per_epoch : t->o->steps;
 }
 
+// The buffers that hold these values.
+static struct tensor *flat_of(struct trainer *t, enum values what) {
+    return what >= VALUES_STATE  ? t->states[what - VALUES_STATE]
+           : what == VALUES_GRAD ? t->grads
+                                 : t->params;
+}
+
+// What this process holds of a parameter's values, and where in the parameter that begins.
+static struct tensor held(void *trainer, enum values what, int u, int i, size_t *first) {
+    struct trainer *t = trainer;
+    struct param params[UNIT_PARAMS_MAX];
+    unit_params(t->model, u, params);
+    struct tensor *flat = flat_of(t, what);
+    *first = 0;
+    return param_view(flat[u], &params[i]);
+}
+
 // The whole of a parameter's values, for writing a file.
 static void collect(void *trainer, enum values what, int u, int i, float *whole) {
-    struct trainer *t = trainer;
+    size_t first;
     if (whole == NULL) {
         return; // every rank has all of it, and one writes
     }
-    struct param params[UNIT_PARAMS_MAX];
-    unit_params(t->model, u, params);
-    struct tensor *flat = what == VALUES_PARAM  ? t->params
-                          : what == VALUES_GRAD ? t->grads
-                                                : t->states[what - VALUES_STATE];
-    device_download(whole, param_view(flat[u], &params[i]));
-}
-
-// A parameter's values from a file.
-static void place(void *trainer, enum values what, int u, int i, const struct values_file *file) {
-    struct trainer *t = trainer;
-    struct param params[UNIT_PARAMS_MAX];
-    unit_params(t->model, u, params);
-    struct tensor *flat = what == VALUES_PARAM ? t->params : t->states[what - VALUES_STATE];
-    struct tensor values = param_view(flat[u], &params[i]);
-    float *host = malloc(tensor_count(values) * sizeof *host);
-    CHECK(host != NULL);
-    values_read(file, 0, tensor_count(values), host);
-    device_upload(values, host);
-    free(host);
+    device_download(whole, held(trainer, what, u, i, &first));
 }
 
 // The step after which this run ends.
@@ -256,9 +254,11 @@ static void trainer_init(struct trainer *t, int argc, char **argv) {
         .options = t->o,
         .data = t->data,
         .trainer = t,
+        .world = t->world,
         .writer = t->world.rank == 0,
+        .holds = t->world.rank == 0,
         .collect = collect,
-        .place = place,
+        .held = held,
     };
     checkpoint_check(&t->checkpoint);
     t->step = checkpoint_load(&t->checkpoint);
@@ -561,10 +561,6 @@ static bool save_due(const struct trainer *t, int64_t end) {
     return every > 0 && t->step % every == 0 && t->step < end && !t->diverged;
 }
 
-static bool save(struct trainer *t) {
-    return t->o->save == NULL || checkpoint_save(&t->checkpoint, t->step);
-}
-
 // Trains to the end of this run; false if it diverged or what it leaves could not be written.
 static bool train(struct trainer *t) {
     int64_t begin = t->step;
@@ -581,7 +577,7 @@ static bool train(struct trainer *t) {
         dump_step(&t->checkpoint, s.step, s.loss, s.grad_norm);
         t->diverged = !log_report(t->log, &s);
         if (save_due(t, end)) {
-            save(t);
+            checkpoint_save(&t->checkpoint, t->step, NULL);
         }
     }
     replicas_check(t);
@@ -597,7 +593,7 @@ static bool train(struct trainer *t) {
                  t->diverged ? "since it diverged" : "by a signal");
     }
     bool dumped = dump_values(&t->checkpoint, "final", VALUES_PARAM);
-    return !t->diverged && save(t) && dumped;
+    return !t->diverged && checkpoint_save(&t->checkpoint, t->step, t->log) && dumped;
 }
 
 int main(int argc, char **argv) {

@@ -194,31 +194,33 @@ static void steps_init(struct trainer *t) {
     t->steps = t->o->epochs > 0 ? t->o->epochs * t->steps_per_epoch : t->o->steps;
 }
 
+// The buffers that hold these values.
+static struct tensor *flat_of(struct trainer *t, enum values what) {
+    return what >= VALUES_STATE  ? t->states[what - VALUES_STATE]
+           : what == VALUES_GRAD ? t->grads
+                                 : t->params;
+}
+
+// What this process holds of a parameter's values, and where in the parameter that begins.
+static struct tensor held(void *trainer, enum values what, int u, int i, size_t *first) {
+    struct trainer *t = trainer;
+    struct param params[UNIT_PARAMS_MAX];
+    unit_params(t->model, u, params);
+    struct tensor *flat = flat_of(t, what);
+    enum mem_category cut = what == VALUES_UPDATED ? MEM_OPTIMIZER : flat[u].category;
+    struct range all = param_range(&params[i]);
+    struct range part = range_meet(all, shard_range(t->shard, u, cut));
+    *first = part.begin - all.begin;
+    return shard_view(t->shard, flat, flat[u].category, u, part);
+}
+
 // The whole of a parameter's values, for writing a file.
 static void collect(void *trainer, enum values what, int u, int i, float *whole) {
     struct trainer *t = trainer;
     struct param params[UNIT_PARAMS_MAX];
     unit_params(t->model, u, params);
-    struct tensor *flat = what == VALUES_PARAM  ? t->params
-                          : what == VALUES_GRAD ? t->grads
-                                                : t->states[what - VALUES_STATE];
+    struct tensor *flat = flat_of(t, what);
     shard_collect(t->shard, flat, flat[u].category, u, param_range(&params[i]), whole);
-}
-
-// A parameter's values from a file.
-static void place(void *trainer, enum values what, int u, int i, const struct values_file *file) {
-    struct trainer *t = trainer;
-    struct param params[UNIT_PARAMS_MAX];
-    unit_params(t->model, u, params);
-    struct tensor *flat = what == VALUES_PARAM ? t->params : t->states[what - VALUES_STATE];
-    struct range all = param_range(&params[i]);
-    struct range part = range_meet(all, shard_range(t->shard, u, flat[u].category));
-    struct tensor values = shard_view(t->shard, flat, flat[u].category, u, part);
-    float *host = malloc(tensor_count(values) * sizeof *host);
-    CHECK(host != NULL);
-    values_read(file, part.begin - all.begin, tensor_count(values), host);
-    device_upload(values, host);
-    free(host);
 }
 
 // The step after which this run ends.
@@ -285,14 +287,16 @@ static void trainer_init(struct trainer *t, int argc, char **argv) {
         .options = t->o,
         .data = t->data,
         .trainer = t,
+        .world = t->world,
         .writer = t->world.rank == 0,
         .collect = collect,
-        .place = place,
+        .held = held,
     };
     checkpoint_check(&t->checkpoint);
     t->step = checkpoint_load(&t->checkpoint);
     log_init(t);
     ranks_start(t);
+    t->checkpoint.holds = shard_replicas(t->shard).rank == 0;
     // Whole gradients are summed over all ranks, or not at all: one of the two is without work.
     struct comm whole = shard_cuts(t->shard, MEM_OPTIMIZER) ? comm_self() : t->world;
     t->buckets =
@@ -607,10 +611,6 @@ static bool save_due(const struct trainer *t, int64_t end) {
     return every > 0 && t->step % every == 0 && t->step < end && !t->diverged;
 }
 
-static bool save(struct trainer *t) {
-    return t->o->save == NULL || checkpoint_save(&t->checkpoint, t->step);
-}
-
 // Trains to the end of this run; false if it diverged or what it leaves could not be written.
 static bool train(struct trainer *t) {
     int64_t begin = t->step;
@@ -627,7 +627,7 @@ static bool train(struct trainer *t) {
         dump_step(&t->checkpoint, s.step, s.loss, s.grad_norm);
         t->diverged = !log_report(t->log, &s);
         if (save_due(t, end)) {
-            save(t);
+            checkpoint_save(&t->checkpoint, t->step, NULL);
         }
     }
     replicas_check(t);
@@ -643,7 +643,7 @@ static bool train(struct trainer *t) {
                  t->diverged ? "since it diverged" : "by a signal");
     }
     bool dumped = dump_values(&t->checkpoint, "final", VALUES_PARAM);
-    return !t->diverged && save(t) && dumped;
+    return !t->diverged && checkpoint_save(&t->checkpoint, t->step, t->log) && dumped;
 }
 
 int main(int argc, char **argv) {

@@ -1,9 +1,11 @@
 #include "checkpoint.h"
 #include "config.h"
+#include "device.h"
 #include "error.h"
 #include "files.h"
 #include "optimizer.h"
 #include "safetensors.h"
+#include "sharded.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -20,13 +22,6 @@ enum {
 };
 
 static const int64_t STEP_MAX = 1000000000000; // as --steps
-
-struct values_file {
-    const struct safetensors *file;
-    const struct safetensors_entry *entry;
-    const char *path;
-    bool squares; // averages of squares, which are not negative
-};
 
 static const char *const CHECKPOINT_FILES[] = {
     "config.json",
@@ -90,6 +85,42 @@ static void tensor_name(const struct checkpoint *c, enum values what, const stru
              p->name);
 }
 
+// Elements that lie one after the other in a rank's part of a parameter and in the whole, too.
+struct run {
+    size_t part; // the first, counted in the part
+    size_t whole; // the same one, counted in the whole
+    size_t count; // 0: there are no more
+};
+
+static size_t at_most(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+// The first run of the elements begin … end - 1 of this rank's part. Padding is in none.
+static struct run run_next(const struct param *p, size_t begin, size_t end) {
+    const struct place *at = &p->place;
+    size_t rows = at->first_row < at->whole_rows ? at->whole_rows - at->first_row : 0;
+    size_t cols = at->first_col < at->whole_cols ? at->whole_cols - at->first_col : 0;
+    rows = at_most(rows, p->rows);
+    cols = at_most(cols, p->cols);
+    size_t row = begin / p->cols, col = begin % p->cols;
+    if (col >= cols) {
+        row++;
+        col = 0;
+    }
+    size_t first = row * p->cols + col;
+    if (row >= rows || cols == 0 || first >= end) {
+        return (struct run){0};
+    }
+    bool joined = cols == p->cols && cols == at->whole_cols; // one row goes on where another ends
+    size_t stop = at_most(joined ? rows * p->cols : row * p->cols + cols, end);
+    return (struct run){
+        .part = first,
+        .whole = (at->first_row + row) * at->whole_cols + at->first_col + col,
+        .count = stop - first,
+    };
+}
+
 // ---- writing -----------------------------------------------------------------------------------
 
 // A safetensors file that receives `kinds` kinds of values of all parameters.
@@ -125,13 +156,14 @@ static void output_begin(struct output *out, const struct checkpoint *c, const c
 }
 
 // A model that has numbers that are none must not take the place of a good one.
-static void check_finite(struct output *out, const struct param *p, const float *x, size_t count) {
+static void check_finite(struct output *out, const struct param *p, const float *x, size_t first,
+                         size_t count) {
     size_t i = 0;
     while (i < count && isfinite(x[i])) {
         i++;
     }
     if (i < count) {
-        error_text(out->error, sizeof out->error, "element %zu of %s is %s", i, p->name,
+        error_text(out->error, sizeof out->error, "element %zu of %s is %s", first + i, p->name,
                    isnan(x[i]) ? "not a number" : "infinite");
     }
 }
@@ -150,7 +182,7 @@ static void output_values(struct output *out, const struct checkpoint *c, enum v
         }
         c->collect(c->trainer, what, cursor.u, cursor.i, whole);
         if (finite && out->writer != NULL && out->error[0] == '\0') {
-            check_finite(out, p, whole, count);
+            check_finite(out, p, whole, 0, count);
         }
         if (out->writer != NULL && out->error[0] == '\0') {
             safetensors_write(out->writer, whole, count * sizeof *whole, out->error,
@@ -244,15 +276,21 @@ static void facts(const struct checkpoint *c, int64_t step, struct fact *f) {
     fact_double(f++, "gamma", "--gamma", o->gamma);
 }
 
+// The facts as metadata: pairs[] of the texts in f[].
+static void facts_pairs(const struct checkpoint *c, int64_t step, struct fact *f,
+                        struct safetensors_pair *pairs) {
+    facts(c, step, f);
+    for (size_t i = 0; i < FACTS; i++) {
+        pairs[i] = (struct safetensors_pair){f[i].key, f[i].text};
+    }
+}
+
 static void write_training(const struct checkpoint *c, const char *dir, int64_t step, char *error,
                            size_t size) {
     struct fact f[FACTS];
     struct safetensors_pair pairs[FACTS];
     enum values kinds[OPTIMIZER_STATES_MAX];
-    facts(c, step, f);
-    for (size_t i = 0; i < FACTS; i++) {
-        pairs[i] = (struct safetensors_pair){f[i].key, f[i].text};
-    }
+    facts_pairs(c, step, f, pairs);
     int states = optimizer_states(c->options);
     for (int k = 0; k < states; k++) {
         kinds[k] = (enum values)(VALUES_STATE + k);
@@ -272,7 +310,19 @@ static void write_training(const struct checkpoint *c, const char *dir, int64_t 
     }
 }
 
-bool checkpoint_save(const struct checkpoint *c, int64_t step) {
+static bool folder_end(struct files_folder *folder, int64_t step, char *error, size_t size) {
+    if (folder != NULL && error[0] == '\0') {
+        files_folder_commit(folder, error, size);
+    } else {
+        files_folder_abandon(folder);
+    }
+    if (error[0] != '\0') {
+        error_warning("no checkpoint saved after step %" PRId64 ": %s", step, error);
+    }
+    return error[0] == '\0';
+}
+
+static bool save_whole(const struct checkpoint *c, int64_t step) {
     char error[TEXT_SIZE] = "";
     struct files_folder *folder = NULL;
     const char *dir = "";
@@ -285,128 +335,200 @@ bool checkpoint_save(const struct checkpoint *c, int64_t step) {
     }
     write_model(c, dir, error, sizeof error);
     write_training(c, dir, step, error, sizeof error);
-    if (folder != NULL && error[0] == '\0') {
-        files_folder_commit(folder, error, sizeof error);
-    } else {
-        files_folder_abandon(folder);
+    return folder_end(folder, step, error, sizeof error);
+}
+
+// ---- writing, every rank its parts -------------------------------------------------------------
+
+// The tensors of this rank's file, in order.
+struct parts {
+    struct safetensors_entry *entries; // (count)
+    size_t count;
+};
+
+// Adds a piece for each run of what this rank updates of a parameter, or of its states.
+static void parts_add(struct parts *parts, const struct checkpoint *c, enum values what,
+                      const struct cursor *at, const struct param *p) {
+    size_t first;
+    size_t end = tensor_count(c->held(c->trainer, what, at->u, at->i, &first));
+    end += first;
+    for (struct run r = run_next(p, first, end); r.count > 0;
+         r = run_next(p, r.part + r.count, end)) {
+        char name[2 * PARAM_NAME_MAX], piece[3 * PARAM_NAME_MAX];
+        tensor_name(c, what, p, name, sizeof name);
+        snprintf(piece, sizeof piece, "%s@%zu", name, r.whole);
+        parts->entries = realloc(parts->entries, (parts->count + 1) * sizeof *parts->entries);
+        CHECK(parts->entries != NULL);
+        parts->entries[parts->count] = (struct safetensors_entry){
+            .name = strdup(piece),
+            .dtype = DTYPE_F32,
+            .dims = 1,
+            .shape = {r.count},
+        };
+        CHECK(parts->entries[parts->count].name != NULL);
+        parts->count++;
     }
-    if (error[0] != '\0') {
-        error_warning("no checkpoint saved after step %" PRId64 ": %s", step, error);
+}
+
+// Writes the values of these pieces.
+static void parts_write(struct output *out, const struct checkpoint *c, enum values what,
+                        const struct cursor *at, const struct param *p) {
+    size_t first;
+    struct tensor part = c->held(c->trainer, what, at->u, at->i, &first);
+    size_t end = first + tensor_count(part);
+    float *host = malloc(tensor_count(part) * sizeof *host + 1);
+    CHECK(host != NULL);
+    device_download(host, part);
+    for (struct run r = run_next(p, first, end); r.count > 0 && out->error[0] == '\0';
+         r = run_next(p, r.part + r.count, end)) {
+        const float *values = host + (r.part - first);
+        check_finite(out, p, values, r.whole, r.count);
+        if (out->error[0] == '\0') {
+            safetensors_write(out->writer, values, r.count * sizeof *values, out->error,
+                              sizeof out->error);
+        }
     }
-    return error[0] == '\0';
+    free(host);
+}
+
+// Writes this rank's file. Local.
+static void write_parts(const struct checkpoint *c, const char *path, int64_t step, char *error,
+                        size_t size) {
+    struct fact f[FACTS];
+    struct safetensors_pair pairs[FACTS];
+    enum values kinds[1 + OPTIMIZER_STATES_MAX] = {VALUES_UPDATED};
+    int count = 1 + optimizer_states(c->options);
+    struct parts parts = {0};
+    struct output out = {0};
+    const struct param *p;
+    facts_pairs(c, step, f, pairs);
+    for (int k = 0; k < count; k++) {
+        kinds[k] = k > 0 ? (enum values)(VALUES_STATE + k - 1) : VALUES_UPDATED;
+        for (struct cursor at = cursor_begin(c); (p = cursor_next(&at)) != NULL;) {
+            parts_add(&parts, c, kinds[k], &at, p);
+        }
+    }
+    out.writer = safetensors_create(path, parts.entries, parts.count, pairs, FACTS, out.error,
+                                    sizeof out.error);
+    for (int k = 0; k < count && out.writer != NULL; k++) {
+        for (struct cursor at = cursor_begin(c); (p = cursor_next(&at)) != NULL;) {
+            parts_write(&out, c, kinds[k], &at, p);
+        }
+    }
+    output_end(&out);
+    snprintf(error, size, "%s", out.error);
+    for (size_t k = 0; k < parts.count; k++) {
+        free((char *)parts.entries[k].name);
+    }
+    free(parts.entries);
+}
+
+// Which of the files this rank writes, of how many: each rank that holds parts writes one.
+static int file_number(const struct checkpoint *c, int *files) {
+    bool *holds = calloc((size_t)c->world.size, sizeof *holds);
+    int number = 0;
+    CHECK(holds != NULL);
+    comm_gather_host(c->world, holds, &c->holds, sizeof c->holds);
+    *files = 0;
+    for (int r = 0; r < c->world.size; r++) {
+        number += holds[r] && r < c->world.rank;
+        *files += holds[r];
+    }
+    free(holds);
+    return number;
+}
+
+// The writer has made the folder; on another machine there may be no such folder.
+static bool folder_seen(const struct checkpoint *c, const char *dir, char *error, size_t size) {
+    char host[256] = "its machine";
+    gethostname(host, sizeof host - 1);
+    return access(dir, F_OK) == 0 ||
+           error_text(error, size,
+                      "rank %d on %s does not find the folder %s, which rank 0 has made (%s); "
+                      "--save-sharded needs a folder that all machines share",
+                      c->world.rank, host, dir, strerror(errno));
+}
+
+// All ranks get the message of the first one that failed, if any.
+static void error_share(const struct checkpoint *c, char *error, size_t size) {
+    uint32_t failed = error[0] != '\0' ? (uint32_t)(c->world.size - c->world.rank) : 0;
+    comm_max_u32(c->world, &failed);
+    if (failed > 0) {
+        comm_broadcast_host(c->world, error, size, c->world.size - (int)failed);
+    }
+}
+
+static bool save_sharded(const struct checkpoint *c, int64_t step) {
+    char error[TEXT_SIZE] = "", dir[PATH_SIZE] = "", path[PATH_SIZE], name[SHARDED_NAME_SIZE];
+    const char *const *names = NULL;
+    struct files_folder *folder = NULL;
+    int files, number = file_number(c, &files);
+    if (c->writer) {
+        names = sharded_names(c->options->save_sharded, files);
+        folder = files_folder_begin(c->options->save_sharded, names, error, sizeof error);
+    }
+    if (folder != NULL) {
+        snprintf(dir, sizeof dir, "%s", files_folder_path(folder));
+        write_config(c, dir, error, sizeof error);
+    }
+    comm_broadcast_host(c->world, dir, sizeof dir, 0);
+    if (dir[0] != '\0' && c->holds && error[0] == '\0' &&
+        folder_seen(c, dir, error, sizeof error)) {
+        sharded_name(name, number, files);
+        path_join(path, dir, name);
+        write_parts(c, path, step, error, sizeof error);
+    }
+    error_share(c, error, sizeof error);
+    bool good = !c->writer || folder_end(folder, step, error, sizeof error);
+    sharded_names_free(names);
+    return good;
+}
+
+static bool save_to(const struct checkpoint *c, const char *dir, int64_t step, struct log *log,
+                    bool (*save)(const struct checkpoint *c, int64_t step)) {
+    if (dir == NULL) {
+        return true;
+    }
+    bool good = save(c, step);
+    if (good && log != NULL) {
+        log_line(log, "saved", "%s (go on with --resume %s)", dir, dir);
+    }
+    return good;
+}
+
+bool checkpoint_save(const struct checkpoint *c, int64_t step, struct log *log) {
+    bool whole = save_to(c, c->options->save, step, log, save_whole);
+    bool parts = save_to(c, c->options->save_sharded, step, log, save_sharded);
+    return whole && parts;
 }
 
 // ---- reading -----------------------------------------------------------------------------------
 
-static float from_bf16(uint16_t bits) {
-    uint32_t wide = (uint32_t)bits << 16;
-    float x;
-    memcpy(&x, &wide, sizeof x);
-    return x;
+// Reads this rank's part of a parameter, or of a state of it.
+static void load_part(const struct checkpoint *c, enum values what, const struct cursor *at,
+                      const struct param *p, const struct sharded_tensor *from) {
+    size_t first;
+    struct tensor part = c->held(c->trainer, what, at->u, at->i, &first);
+    size_t end = first + tensor_count(part);
+    float *host = calloc(tensor_count(part) + 1, sizeof *host); // padding is 0
+    CHECK(host != NULL);
+    for (struct run r = run_next(p, first, end); r.count > 0;
+         r = run_next(p, r.part + r.count, end)) {
+        sharded_read(from, r.whole, r.count, host + (r.part - first));
+    }
+    device_upload(part, host);
+    free(host);
 }
 
-static float from_f16(uint16_t bits) {
-    uint32_t sign = (uint32_t)(bits & 0x8000) << 16;
-    uint32_t exponent = bits >> 10 & 31;
-    uint32_t fraction = bits & 1023;
-    if (exponent == 0) { // zero, or below the smallest normal number
-        float x = (float)fraction * 0x1p-24f;
-        return sign ? -x : x;
-    }
-    uint32_t wide = sign | fraction << 13 | (exponent == 31 ? 255 : exponent + 112) << 23;
-    float x;
-    memcpy(&x, &wide, sizeof x);
-    return x;
-}
-
-static float element(const void *raw, enum dtype dtype, size_t i) {
-    switch (dtype) {
-    case DTYPE_F64:
-        return (float)((const double *)raw)[i];
-    case DTYPE_BF16:
-        return from_bf16(((const uint16_t *)raw)[i]);
-    case DTYPE_F16:
-        return from_f16(((const uint16_t *)raw)[i]);
-    default:
-        return ((const float *)raw)[i];
-    }
-}
-
-void values_read(const struct values_file *file, size_t first, size_t count, float *out) {
-    char error[TEXT_SIZE];
-    enum dtype dtype = file->entry->dtype;
-    if (count == 0) {
-        return; // a rank that has no part of it
-    }
-    void *raw = malloc(count * dtype_size(dtype) + 1);
-    CHECK(raw != NULL);
-    if (!safetensors_read(file->file, file->entry, first, count, raw, error, sizeof error)) {
-        error_user("%s", error);
-    }
-    for (size_t i = 0; i < count; i++) {
-        out[i] = element(raw, dtype, i);
-        if (!isfinite(out[i]) || (file->squares && out[i] < 0)) {
-            error_user("%s: element %zu of the tensor %s is %g; expected a finite number%s: this "
-                       "is what a training left that failed; name an older checkpoint",
-                       file->path, first + i, file->entry->name,
-                       isnan(out[i]) ? (double)NAN : (double)out[i],
-                       file->squares ? " that is not negative" : "");
-        }
-    }
-    free(raw);
-}
-
-static void shape_text(char *out, size_t size, const size_t *shape, size_t dims) {
-    size_t length = (size_t)snprintf(out, size, "(");
-    for (size_t i = 0; i < dims && length < size; i++) {
-        length += (size_t)snprintf(out + length, size - length, i > 0 ? ", %zu" : "%zu", shape[i]);
-    }
-    if (length < size) {
-        snprintf(out + length, size - length, ")");
-    }
-}
-
-static const struct safetensors_entry *entry_find(const struct safetensors *file, const char *path,
-                                                  const char *name, const struct param *p) {
-    const struct safetensors_entry *e = safetensors_find(file, name);
-    if (e == NULL) {
-        error_user("%s: has no tensor %s; it is not a checkpoint of this model and size", path,
-                   name);
-    }
-    bool same = e->dims == (size_t)p->dims;
-    for (int d = 0; same && d < p->dims; d++) {
-        same = e->shape[d] == p->shape[d];
-    }
-    if (!same) {
-        char found[128], expected[128];
-        shape_text(found, sizeof found, e->shape, e->dims);
-        shape_text(expected, sizeof expected, p->shape, (size_t)p->dims);
-        error_user(
-            "%s: tensor %s has the shape %s, expected %s; give the sizes that the checkpoint "
-            "was made with (its config.json has them)",
-            path, name, found, expected);
-    }
-    if (!e->known || e->dtype == DTYPE_I32 || e->dtype == DTYPE_U8) {
-        error_user("%s: tensor %s has the type %s; expected F32, BF16, F16 or F64", path, name,
-                   e->type_name);
-    }
-    return e;
-}
-
-static void load_values(const struct checkpoint *c, const struct safetensors *file,
-                        const char *path, enum values what) {
+static void load_values(const struct checkpoint *c, const struct sharded *set, enum values what) {
     struct cursor cursor = cursor_begin(c);
     const struct param *p;
     while ((p = cursor_next(&cursor)) != NULL) {
         char name[2 * PARAM_NAME_MAX];
         tensor_name(c, what, p, name, sizeof name);
-        struct values_file values = {
-            .file = file,
-            .entry = entry_find(file, path, name, p),
-            .path = path,
-            .squares = what >= VALUES_STATE && strncmp(name, "exp_avg.", strlen("exp_avg.")) != 0,
-        };
-        c->place(c->trainer, what, cursor.u, cursor.i, &values);
+        struct sharded_tensor whole = sharded_find(set, name, p);
+        whole.squares = what >= VALUES_STATE && strncmp(name, "exp_avg.", strlen("exp_avg.")) != 0;
+        load_part(c, what, &cursor, p, &whole);
     }
 }
 
@@ -428,56 +550,73 @@ static bool known_name(const struct checkpoint *c, enum values first, int kinds,
 }
 
 // A tensor that this model does not have means another model, except for the table of angles that
-// old versions of transformers wrote.
-static void refuse_strangers(const struct checkpoint *c, const struct safetensors *file,
-                             const char *path, enum values first, int kinds) {
-    for (size_t k = 0; k < safetensors_count(file); k++) {
-        const char *name = safetensors_at(file, k)->name;
-        if (strstr(name, "rotary_emb.inv_freq") == NULL && !known_name(c, first, kinds, name)) {
+// old versions of transformers wrote. Weights and states in the same files have the same names
+// after the state's, which --load passes over.
+static void refuse_strangers(const struct checkpoint *c, const struct sharded *set,
+                             enum values first, int kinds) {
+    for (size_t k = 0; k < sharded_pieces(set); k++) {
+        const char *name = sharded_piece_of(set, k);
+        const char *dot = strchr(name, '.');
+        bool known =
+            known_name(c, first, kinds, name) ||
+            (sharded_in_parts(set) && known_name(c, VALUES_PARAM, 1, name)) ||
+            (sharded_in_parts(set) && dot != NULL && known_name(c, VALUES_PARAM, 1, dot + 1));
+        if (strstr(name, "rotary_emb.inv_freq") == NULL && !known) {
             error_user("%s: has the tensor %s, which this model has not; give the sizes that the "
                        "checkpoint was made with (its config.json has them)",
-                       path, name);
+                       sharded_path(set), name);
         }
     }
 }
 
-static struct safetensors *open_or_end(const char *dir, const char *name, char *path) {
+// The number of the folder, 0 if there is none.
+static uint64_t folder_number(const char *dir) {
+    struct stat s;
+    return stat(dir, &s) == 0 ? (uint64_t)s.st_ino : 0;
+}
+
+// Opens the file of that name, or the files that it is a part of.
+static struct sharded *open_or_end(const char *dir, const char *name) {
     char error[TEXT_SIZE];
+    struct sharded *set = NULL;
+    uint64_t folder;
     if (!files_folder_recover(dir, error, sizeof error)) {
         error_user("%s", error);
     }
-    path_join(path, dir, name);
-    struct safetensors *file = safetensors_open(path, error, sizeof error);
-    if (file == NULL) {
-        error_user("%s; expected a folder that --save wrote", error);
+    do { // again if another job replaced the folder in between: all files belong together
+        sharded_close(set);
+        folder = folder_number(dir);
+        set = sharded_open(dir, name, error, sizeof error);
+    } while (folder_number(dir) != folder);
+    if (set == NULL) {
+        error_user("%s; expected a folder that --save wrote, whole", error);
     }
-    return file;
+    return set;
 }
 
 static void load_model(const struct checkpoint *c, const char *dir) {
-    char path[PATH_SIZE];
-    struct safetensors *file = open_or_end(dir, "model.safetensors", path);
+    struct sharded *set = open_or_end(dir, "model.safetensors");
     config_check(c->model, dir, c->writer);
-    refuse_strangers(c, file, path, VALUES_PARAM, 1);
-    load_values(c, file, path, VALUES_PARAM);
-    safetensors_close(file);
+    refuse_strangers(c, set, VALUES_PARAM, 1);
+    load_values(c, set, VALUES_PARAM);
+    sharded_close(set);
 }
 
-static const char *fact(const struct safetensors *file, const char *path, const char *key) {
-    const char *value = safetensors_metadata(file, key);
+static const char *fact(const struct sharded *set, const char *key) {
+    const char *value = sharded_metadata(set, key);
     if (value == NULL) {
-        error_user("%s: its metadata has no \"%s\"; expected a folder that --save wrote", path,
-                   key);
+        error_user("%s: its metadata has no \"%s\"; expected a folder that --save wrote",
+                   sharded_file(set, 0), key);
     }
     return value;
 }
 
-static void same_fact(const struct safetensors *file, const char *path, const struct fact *now) {
-    const char *then = fact(file, path, now->key);
+static void same_fact(const struct sharded *set, const struct fact *now) {
+    const char *then = fact(set, now->key);
     if (strcmp(then, now->text) != 0) {
         error_user("%s: the training was begun with %s %s, this run has %s; give the same --%s%s, "
                    "or --load the weights alone",
-                   path, now->key, then, now->text, now->key,
+                   sharded_file(set, 0), now->key, then, now->text, now->key,
                    strcmp(now->key, "data") == 0 ? " and --seq" : "");
     }
 }
@@ -495,13 +634,13 @@ static void fact_show(char *out, size_t size, const char *text) {
 }
 
 // Notes the settings that this run changes: the training goes on by these, from its old weights.
-static void note_changes(struct checkpoint *c, const struct safetensors *file,
+static void note_changes(struct checkpoint *c, const struct sharded *set,
                          const struct fact *facts_now) {
     size_t length = 0, size = sizeof c->changes;
     c->changes[0] = '\0';
     for (int i = 0; i < FACTS; i++) {
         const struct fact *now = &facts_now[i];
-        const char *then = safetensors_metadata(file, now->key);
+        const char *then = sharded_metadata(set, now->key);
         if (now->flag == NULL || then == NULL || strcmp(then, now->text) == 0 || length >= size) {
             continue;
         }
@@ -513,41 +652,34 @@ static void note_changes(struct checkpoint *c, const struct safetensors *file,
     }
 }
 
-static int64_t saved_step(const struct safetensors *file, const char *path) {
-    const char *text = fact(file, path, "step");
+static int64_t saved_step(const struct sharded *set) {
+    const char *text = fact(set, "step");
     errno = 0;
     int64_t step = strtoll(text, NULL, 10);
     if (text[0] == '\0' || text[strspn(text, "0123456789")] != '\0' || errno != 0 ||
         step > STEP_MAX) {
         error_user("%s: its metadata has the step \"%.40s\"; expected a number up to %" PRId64,
-                   path, text, STEP_MAX);
+                   sharded_file(set, 0), text, STEP_MAX);
     }
     return step;
 }
 
 static int64_t load_training(struct checkpoint *c, const char *dir) {
-    char path[PATH_SIZE];
-    struct safetensors *file = open_or_end(dir, "training.safetensors", path);
+    struct sharded *set = open_or_end(dir, "training.safetensors");
     struct fact now[FACTS];
     facts(c, 0, now);
     for (size_t i = 1; i < FACTS && now[i].flag == NULL; i++) { // all but the step
-        same_fact(file, path, &now[i]);
+        same_fact(set, &now[i]);
     }
-    int64_t step = saved_step(file, path);
+    int64_t step = saved_step(set);
     int states = optimizer_states(c->options);
-    refuse_strangers(c, file, path, VALUES_STATE, states);
+    refuse_strangers(c, set, VALUES_STATE, states);
     for (int k = 0; k < states; k++) {
-        load_values(c, file, path, (enum values)(VALUES_STATE + k));
+        load_values(c, set, (enum values)(VALUES_STATE + k));
     }
-    note_changes(c, file, now);
-    safetensors_close(file);
+    note_changes(c, set, now);
+    sharded_close(set);
     return step;
-}
-
-// The number of the folder, 0 if there is none.
-static uint64_t folder_number(const char *dir) {
-    struct stat s;
-    return stat(dir, &s) == 0 ? (uint64_t)s.st_ino : 0;
 }
 
 int64_t checkpoint_load(struct checkpoint *c) {
@@ -568,14 +700,9 @@ int64_t checkpoint_load(struct checkpoint *c) {
     return step;
 }
 
-uint64_t checkpoint_hash(const struct checkpoint *c) {
-    const char *dir = c->options->resume != NULL ? c->options->resume : c->options->load;
-    uint64_t hash = 0, words[1024];
-    char path[PATH_SIZE];
-    if (dir == NULL) {
-        return 0;
-    }
-    path_join(path, dir, "model.safetensors");
+// A hash of a file's bytes and of `hash`.
+static uint64_t hash_file(const char *path, uint64_t hash) {
+    uint64_t words[1024];
     FILE *file = fopen(path, "rb");
     for (size_t got = 1; file != NULL && got > 0;) {
         memset(words, 0, sizeof words);
@@ -588,6 +715,20 @@ uint64_t checkpoint_hash(const struct checkpoint *c) {
     if (file != NULL) {
         fclose(file);
     }
+    return hash;
+}
+
+uint64_t checkpoint_hash(const struct checkpoint *c) {
+    const char *dir = c->options->resume != NULL ? c->options->resume : c->options->load;
+    uint64_t hash = 0;
+    if (dir == NULL) {
+        return 0;
+    }
+    struct sharded *set = open_or_end(dir, "model.safetensors");
+    for (int k = 0; k < sharded_files(set); k++) {
+        hash = hash_file(sharded_file(set, k), hash);
+    }
+    sharded_close(set);
     return hash;
 }
 
@@ -658,7 +799,8 @@ static void check_apart(const struct named *a, const struct named *b) {
         return;
     }
     const struct named *in = a->input ? a : b, *out = a->input ? b : a;
-    bool in_place = strcmp(in->flag, "--resume") == 0 && strcmp(out->flag, "--save") == 0;
+    bool saves = strcmp(out->flag, "--save") == 0 || strcmp(out->flag, "--save-sharded") == 0;
+    bool in_place = strcmp(in->flag, "--resume") == 0 && saves;
     bool same = is_same(a, b);
     if ((same && !in_place) || (!same && is_inside(a, b))) {
         error_user("%s %s lies %s %s %s; give %s a place of its own", b->flag, b->path,
@@ -678,6 +820,7 @@ static void check_places(const struct checkpoint *c) {
         {.flag = "--load", .path = o->load, .input = true},
         {.flag = "--resume", .path = o->resume, .input = true},
         {.flag = "--save", .path = o->save, .folder = true},
+        {.flag = "--save-sharded", .path = o->save_sharded, .folder = true},
         {.flag = "--dump", .path = o->dump, .folder = true},
         {.flag = "--log", .path = o->log},
         {.flag = "--memory", .path = o->memory},
@@ -791,10 +934,19 @@ static void check_folder(const char *flag, const char *dir, const char *const *n
     }
 }
 
+static void check_sharded(const char *dir) {
+    if (dir != NULL) {
+        const char *const *names = sharded_names(dir, 0);
+        check_folder("--save-sharded", dir, names);
+        sharded_names_free(names);
+    }
+}
+
 void checkpoint_check(const struct checkpoint *c) {
     const struct options *o = c->options;
     check_places(c);
     check_folder("--save", o->save, CHECKPOINT_FILES);
+    check_sharded(o->save_sharded);
     check_folder("--dump", o->dump, DUMP_FILES);
     check_file("--log", o->log);
     check_file("--memory", o->memory);

@@ -4,6 +4,11 @@
 // loads, and training.safetensors with the optimizer's state. It is replaced whole (files.h).
 // Its bytes do not depend on how the training was cut: the trainer hands over one whole parameter
 // after the other, in the order of units.
+//
+// A sharded checkpoint is the same in pieces (sharded.h), which every rank writes by itself:
+// nothing is gathered, and nobody needs room for more than its parts. Both are read in the same
+// way, by any number of ranks, so a run that resumes the one and saves the other without a step
+// converts it.
 #ifndef SHARD_CHECKPOINT_H
 #define SHARD_CHECKPOINT_H
 
@@ -23,11 +28,9 @@ extern "C" {
 enum values {
     VALUES_PARAM,
     VALUES_GRAD,
+    VALUES_UPDATED, // of the parameter, only what this rank updates
     VALUES_STATE, // VALUES_STATE + k: state k of the optimizer
 };
-
-/** @brief The whole of one parameter's values in an open file. */
-struct values_file;
 
 /** @brief How checkpoints see a trainer. */
 struct checkpoint {
@@ -35,25 +38,20 @@ struct checkpoint {
     const struct options *options;
     struct data *data;
     void *trainer;
-    bool writer; // this rank writes the files: exactly one rank does
+    struct comm world; // all ranks; unused by programs of one
+    bool writer; // this rank writes the files: rank 0 of world does
+    bool holds; // this rank writes parts: all ranks that do hold each element of the model once
     bool dump_begun; // there is no part of an older dump any more
     bool dump_failed; // a part of the dump could not be written, so none follows
     char changes[300]; // settings that differ from those of the training resumed, for a note
     /** Brings the whole of parameter i of unit u to the writer's @p whole (param_whole_count floats
      * in host memory; NULL on the other ranks). Collective over all ranks. */
     void (*collect)(void *trainer, enum values what, int u, int i, float *whole);
-    /** Takes this rank's part of parameter i of unit u from a file with values_read(). Local. */
-    void (*place)(void *trainer, enum values what, int u, int i, const struct values_file *file);
+    /** What this rank holds of parameter i of unit u: elements *first, *first + 1, … of the part of
+     * the parameter that struct param describes; maybe none. A view; padding may be in it. Local.
+     */
+    struct tensor (*held)(void *trainer, enum values what, int u, int i, size_t *first);
 };
-
-/**
- * @brief Reads a range of the whole parameter as f32. Local.
- *
- * A file that cannot be read any more, or has numbers that are none, is the user's mistake.
- * @param first first element of the whole; anything if count is 0
- * @param out   (count) host memory
- */
-void values_read(const struct values_file *file, size_t first, size_t count, float *out);
 
 /** @brief Ends with error_user() if a file or folder that the run shall write cannot be written, or
  * lies where it reads or writes another. Local. */
@@ -82,13 +80,16 @@ void checkpoint_report(const struct checkpoint *c, struct log *log, int64_t step
 uint64_t checkpoint_hash(const struct checkpoint *c);
 
 /**
- * @brief Writes a checkpoint to the folder of --save, after @p step steps.
+ * @brief Writes a checkpoint to the folder of --save, and one to that of --save-sharded, after
+ * @p step steps; nothing without these flags.
  *
- * Collective over all ranks. When it fails, because the disk is full or a parameter is infinite or
- * NaN, the old one stays as it was and a warning is printed.
- * @return false on the writer if it failed; true elsewhere
+ * Collective over all ranks. When one fails, because the disk is full or a parameter is infinite or
+ * NaN, the old one stays as it was and a warning is printed. A sharded one is written into a folder
+ * that rank 0 makes: ranks that do not see it fail.
+ * @param log where to say what was saved; NULL: nowhere
+ * @return false on the writer if one failed; true elsewhere
  */
-bool checkpoint_save(const struct checkpoint *c, int64_t step);
+bool checkpoint_save(const struct checkpoint *c, int64_t step, struct log *log);
 
 /** @brief Appends a line to steps.txt in the folder of --dump: step, loss, grad norm, the last two
  * as C hexadecimal floats. Local; on the writer only, and nothing without --dump. What fails is

@@ -70,10 +70,20 @@ static size_t optimizer_args(struct options *o, struct arg *table, size_t count)
     return APPEND(table, count, args);
 }
 
-static size_t file_args(struct options *o, struct arg *table, size_t count) {
+static size_t save_args(struct options *o, struct arg *table, size_t count) {
     const struct arg args[] = {
         {"--save", ARG_STRING, &o->save, .unit = "DIR", .group = "Files",
          .help = "write a checkpoint into this folder at the end"},
+        {"--save-sharded", ARG_STRING, &o->save_sharded, .unit = "DIR",
+         .help = "the same, but each rank writes its parts; --load and --resume read both"},
+    };
+    bool alone = strcmp(comm_transport(), "self") == 0; // then there is only the whole to write
+    return append(table, count, args, alone ? 1 : 2);
+}
+
+static size_t file_args(struct options *o, struct arg *table, size_t count) {
+    count = save_args(o, table, count);
+    const struct arg args[] = {
         {"--save-every", ARG_INT, &o->save_every, 0, 1e12,
          .help = "with --save: steps between checkpoints; 0: one at the end"},
         {"--load", ARG_STRING, &o->load, .unit = "DIR",
@@ -148,7 +158,7 @@ static void finish(struct options *o) {
         error_user("--load %s and --resume %s both say where to start; give one of them", o->load,
                    o->resume);
     }
-    if (o->save_every > 0 && o->save == NULL) {
+    if (o->save_every > 0 && o->save == NULL && o->save_sharded == NULL) {
         error_user("--save-every %ld needs --save DIR, the folder to write", (long)o->save_every);
     }
     if (o->micro_batches > MICRO_BATCHES_FREE && o->micro_batches > o->batch) {

@@ -38,6 +38,7 @@ struct options {
     double clip; // 0: no clipping
 
     const char *save;
+    const char *save_sharded; // only where there are several ranks
     const char *load;
     const char *resume;
     int64_t save_every; // steps; 0: only at the end

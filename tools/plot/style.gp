@@ -1,8 +1,12 @@
-# What the pictures share. The caller sets out, the file to write.
-if (strstrt(GPVAL_TERMINALS, "pngcairo")) {
-    set terminal pngcairo size 1200,560 font "DejaVu Sans,12" noenhanced
+# What the pictures share. The caller sets out, the file to write, in .png or .svg.
+if (out[strlen(out) - 3:] eq ".svg") {
+    set terminal svg size 1000,360 font "DejaVu Sans,13" background rgb "white" noenhanced
 } else {
-    set terminal png size 1200,560 noenhanced
+    if (strstrt(GPVAL_TERMINALS, "pngcairo")) {
+        set terminal pngcairo size 1200,560 font "DejaVu Sans,12" noenhanced
+    } else {
+        set terminal png size 1200,560 noenhanced
+    }
 }
 set output out
 set border 3 lc rgb "#606060"
