@@ -4,17 +4,11 @@
 #include "stop.h"
 #include "comm.h"
 #include "error.h"
-#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
-#include <time.h>
-
-// mpirun also sends a signal to the ranks that are left when one has failed or refused. So long
-// they may take to end by themselves before one says that it stops.
-enum { WAIT_MS = 200 };
 
 static atomic_int caught; // number of the signal, 0: none
 static sigset_t taken; // by stop_init()
@@ -38,39 +32,30 @@ static int signals_take(void) {
     return count;
 }
 
-// Of several ranks one tells. Where nobody reads stderr any more, that is no reason to die.
+// With one process. mpirun also signals the ranks that are left when one has failed or refused, and
+// there is nothing to tell. Where nobody reads stderr any more, that is no reason to die.
 static void tell(void) {
     sigset_t pipe;
     sigemptyset(&pipe);
     sigaddset(&pipe, SIGPIPE);
     pthread_sigmask(SIG_BLOCK, &pipe, NULL);
-    if (error_rank() == 0) {
+    if (strcmp(comm_transport(), "self") == 0) {
         error_warning("stopping after this step; once more to quit now");
     }
 }
 
-// Waits for a signal, if `limit` is not NULL for so long; 0: none came.
-static int signal_wait(const struct timespec *limit) {
-    int number;
-    do {
-        number = sigtimedwait(&taken, NULL, limit);
-    } while (number < 0 && errno == EINTR);
-    return number < 0 ? 0 : number;
+static int signal_wait(void) {
+    int number = 0;
+    CHECK(sigwait(&taken, &number) == 0);
+    return number;
 }
 
 // The first signal is remembered; the second ends the program as it would have without us.
 static void *wait_for_signals(void *unused) {
-    const struct timespec moment = {
-        .tv_nsec = WAIT_MS * 1000000,
-    };
     (void)unused;
-    atomic_store(&caught, signal_wait(NULL));
-    bool alone = strcmp(comm_transport(), "self") == 0;
-    int number = alone ? 0 : signal_wait(&moment);
-    if (number == 0) {
-        tell();
-        number = signal_wait(NULL);
-    }
+    atomic_store(&caught, signal_wait());
+    tell();
+    int number = signal_wait();
     signal(number, SIG_DFL);
     pthread_sigmask(SIG_UNBLOCK, &taken, NULL);
     raise(number);
