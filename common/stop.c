@@ -32,14 +32,15 @@ static int signals_take(void) {
     return count;
 }
 
-// With one process. mpirun also signals the ranks that are left when one has failed or refused, and
-// there is nothing to tell. Where nobody reads stderr any more, that is no reason to die.
-static void tell(void) {
+// Who pressed Ctrl-C, with one process. mpirun also signals the ranks that are left when one has
+// failed or refused, and there is nothing to tell. Where nobody reads stderr any more, that is no
+// reason to die.
+static void tell(int number) {
     sigset_t pipe;
     sigemptyset(&pipe);
     sigaddset(&pipe, SIGPIPE);
     pthread_sigmask(SIG_BLOCK, &pipe, NULL);
-    if (strcmp(comm_transport(), "self") == 0) {
+    if (number == SIGINT && strcmp(comm_transport(), "self") == 0) {
         error_warning("stopping after this step; once more to quit now");
     }
 }
@@ -53,9 +54,10 @@ static int signal_wait(void) {
 // The first signal is remembered; the second ends the program as it would have without us.
 static void *wait_for_signals(void *unused) {
     (void)unused;
-    atomic_store(&caught, signal_wait());
-    tell();
     int number = signal_wait();
+    atomic_store(&caught, number);
+    tell(number);
+    number = signal_wait();
     signal(number, SIG_DFL);
     pthread_sigmask(SIG_UNBLOCK, &taken, NULL);
     raise(number);
