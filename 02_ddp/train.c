@@ -507,7 +507,9 @@ static struct log_step train_step(struct trainer *t, bool first) {
     };
     log_step_begin(&s);
     s.loss = forward_backward(t, t->step);
+    trace_begin("norm", -1);
     s.grad_norm = grad_norm(t);
+    trace_end();
     if (first) {
         dump_values(&t->checkpoint, "grads", VALUES_GRAD);
     }

@@ -554,7 +554,9 @@ static struct log_step train_step(struct trainer *t, bool first) {
     };
     log_step_begin(&s);
     s.loss = forward_backward(t, t->step);
+    trace_begin("norm", -1);
     s.grad_norm = grad_norm(t);
+    trace_end();
     if (first) {
         dump_values(&t->checkpoint, "grads", VALUES_GRAD);
     }
@@ -580,7 +582,7 @@ static void report_header(struct trainer *t) {
     log_line(t->log, "parameters", "%zu in f32, %d units", model_parameters(t->model), t->units);
     log_line(t->log, "data", "%s", data_path(t->data));
     log_line(t->log, "", "%s", data_description(t->data));
-    log_line(t->log, "sharding", "%s over %d ranks, %d times; %ld units gathered ahead",
+    log_line(t->log, "sharding", "%s, parts %d, replicas %d, prefetch %ld",
              t->config.shard.level, shard_group(t->shard).size, shard_replicas(t->shard).size,
              (long)t->config.shard.prefetch);
     log_line(t->log, "batch", "%ld global, %ld per rank, %ld in each of its %ld micro-batches",

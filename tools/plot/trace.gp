@@ -37,7 +37,7 @@ do for [r = 0:ranks - 1] {
 set title title
 
 color(name) = name eq "forward" ? "#4477aa" : name eq "backward" ? "#66b5dd" : \
-              name eq "optimizer" ? "#228833" : \
+              name eq "norm" ? "#99bb66" : name eq "optimizer" ? "#228833" : \
               name eq "wait_for_parameters" ? "#999999" : name[1:4] eq "wait" ? "#555555" : \
               name eq "late" ? "#f6c8cd" : name eq "small" ? "#aa3377" : \
               name eq "all-reduce" ? "#dd3344" : name eq "reduce-scatter" ? "#ee7733" : \
