@@ -475,8 +475,8 @@ static void report_header(struct trainer *t) {
     log_line(t->log, "parameters", "%zu in f32, %d units", model_parameters(t->model), t->units);
     log_line(t->log, "data", "%s", data_path(t->data));
     log_line(t->log, "", "%s", data_description(t->data));
-    log_line(t->log, "batch", "%ld global, %ld in each of %ld micro-batches", (long)batch,
-             (long)largest, (long)t->o->micro_batches);
+    log_line(t->log, "batch", "%ld global, at most %ld per micro-batch", (long)batch,
+             (long)largest);
     log_line(t->log, "training", "%ld steps, %ld an epoch, %s, lr %g %s", (long)t->steps,
              (long)t->steps_per_epoch, t->o->optimizer, t->o->lr, t->o->schedule);
     checkpoint_report(&t->checkpoint, t->log, t->step, t->steps);

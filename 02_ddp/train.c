@@ -92,7 +92,7 @@ static void config_parse(struct trainer *t, int argc, char **argv) {
     const struct arg args[] = {
         {"--ddp", ARG_CHOICE, &c->ddp, .choices = "after|buckets|overlap",
          .group = "Data parallelism", .help = "when gradients are summed over the ranks"},
-        {"--bucket-mb", ARG_DOUBLE, &c->bucket_mb, 1.0 / (1 << 18), 1 << 20, .unit = "N",
+        {"--bucket-mb", ARG_DOUBLE, &c->bucket_mb, 1e-5, 1 << 20, .unit = "N",
          .help = "size of a bucket of gradients, in 2^20 bytes"},
         {0},
     };
@@ -529,14 +529,14 @@ static void report_header(struct trainer *t) {
     int64_t part = (batch + ranks - 1) / ranks;
     int64_t largest = (part + t->o->micro_batches - 1) / t->o->micro_batches;
     log_line(t->log, "chapter", "02_ddp, %s", model_name(t->model));
-    log_line(t->log, "ranks", "%ld, %d of them on this machine", (long)ranks, comm_local_size());
+    log_line(t->log, "ranks", "%ld, on this machine %d", (long)ranks, comm_local_size());
     log_line(t->log, "device", "%s", device_name());
     log_line(t->log, "model", "%s", model);
     log_line(t->log, "parameters", "%zu in f32, %d units", model_parameters(t->model), t->units);
     log_line(t->log, "data", "%s", data_path(t->data));
     log_line(t->log, "", "%s", data_description(t->data));
-    log_line(t->log, "batch", "%ld global, %ld per rank, %ld in each of its %ld micro-batches",
-             (long)batch, (long)part, (long)largest, (long)t->o->micro_batches);
+    log_line(t->log, "batch", "%ld global, at most %ld per rank, %ld per micro-batch", (long)batch,
+             (long)part, (long)largest);
     log_line(t->log, "training", "%ld steps, %ld an epoch, %s, lr %g %s", (long)t->steps,
              (long)t->steps_per_epoch, t->o->optimizer, t->o->lr, t->o->schedule);
     checkpoint_report(&t->checkpoint, t->log, t->step, t->steps);

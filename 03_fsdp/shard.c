@@ -43,6 +43,7 @@
 #include "common/error.h"
 #include "common/ops.h"
 #include "common/trace.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -158,6 +159,24 @@ void shard_free(struct shard *s) {
     free(s->offset);
     free(s->sizes);
     free(s);
+}
+
+void shard_describe(const struct shard *s, char *text, size_t size) {
+    const struct shard_config *c = s->config;
+    if (s->level == LEVEL_NONE) {
+        snprintf(text, size, "none, every rank has the whole model");
+        return;
+    }
+    char replicas[40] = "", ahead[40] = "";
+    if (s->replicas.size > 1) {
+        snprintf(replicas, sizeof replicas, ", %d replicas", s->replicas.size);
+    }
+    if (s->level == LEVEL_PARAMETERS) {
+        snprintf(ahead, sizeof ahead, ", prefetch %ld%s", (long)c->prefetch,
+                 c->keep_gathered ? ", kept gathered" : "");
+    }
+    snprintf(text, size, "%s over %d ranks%s, wraps %d%s%s", c->level, s->parts, replicas,
+             s->wrap_count, ahead, c->no_sync ? ", no sync" : "");
 }
 
 struct comm shard_group(const struct shard *s) {

@@ -40,6 +40,9 @@ void shard_connect(struct shard *s, struct comm world);
 /** @brief Frees it. Local. */
 void shard_free(struct shard *s);
 
+/** @brief What is cut over how many ranks, in one line for people. Local. */
+void shard_describe(const struct shard *s, char *text, size_t size);
+
 /** @brief The ranks that together hold one model; this rank alone if nothing is cut. Local. */
 struct comm shard_group(const struct shard *s);
 

@@ -101,20 +101,20 @@ static void config_parse(struct trainer *t, int argc, char **argv) {
     const struct arg args[] = {
         {"--ddp", ARG_CHOICE, &c->ddp, .choices = "after|buckets|overlap",
          .group = "Data parallelism", .help = "when gradients are summed over the ranks"},
-        {"--bucket-mb", ARG_DOUBLE, &c->bucket_mb, 1.0 / (1 << 18), 1 << 20, .unit = "N",
+        {"--bucket-mb", ARG_DOUBLE, &c->bucket_mb, 1e-5, 1 << 20, .unit = "N",
          .help = "size of a bucket of gradients, in 2^20 bytes"},
         {"--shard", ARG_CHOICE, &c->shard.level, .choices = "none|optimizer|gradients|parameters",
-         .group = "Sharding", .help = "what is cut over the ranks, with what stands before it"},
+         .group = "Sharding", .help = "what is cut, with what stands before it; none: see --ddp"},
         {"--replicas", ARG_INT, &c->shard.replicas, 1, 1 << 20,
          .help = "groups of ranks that each hold a whole model"},
         {"--prefetch", ARG_INT, &c->shard.prefetch, 0, 1 << 20,
-         .help = "units that are gathered ahead"},
+         .help = "wraps that are gathered ahead"},
         {"--keep-gathered", ARG_FLAG, &c->shard.keep_gathered,
          .help = "keep parameters gathered from forward to backward"},
         {"--no-sync", ARG_FLAG, &c->shard.no_sync,
          .help = "add up whole gradients over the micro-batches and reduce them once"},
         {"--wrap-params", ARG_INT, &c->shard.wrap_params, 0, 1e15,
-         .help = "wrap units together until they have so many parameters; 0: each by itself"},
+         .help = "units are wrapped together until they have N parameters; 0: each is a wrap"},
         {0},
     };
     options_parse(t->o, argc, argv, "Trains on many devices, each with a part of the model.",
@@ -571,22 +571,22 @@ static struct log_step train_step(struct trainer *t, bool first) {
 static void report_header(struct trainer *t) {
     char model[200];
     model_describe(t->model, model, sizeof model);
+    char sharding[200];
+    shard_describe(t->shard, sharding, sizeof sharding);
     int64_t ranks = t->world.size;
     int64_t batch = step_samples(t, 0); // --batch, or all samples
     int64_t part = (batch + ranks - 1) / ranks;
     int64_t largest = (part + t->o->micro_batches - 1) / t->o->micro_batches;
     log_line(t->log, "chapter", "03_fsdp, %s", model_name(t->model));
-    log_line(t->log, "ranks", "%ld, %d of them on this machine", (long)ranks, comm_local_size());
+    log_line(t->log, "ranks", "%ld, on this machine %d", (long)ranks, comm_local_size());
     log_line(t->log, "device", "%s", device_name());
     log_line(t->log, "model", "%s", model);
     log_line(t->log, "parameters", "%zu in f32, %d units", model_parameters(t->model), t->units);
     log_line(t->log, "data", "%s", data_path(t->data));
     log_line(t->log, "", "%s", data_description(t->data));
-    log_line(t->log, "sharding", "%s, parts %d, replicas %d, prefetch %ld",
-             t->config.shard.level, shard_group(t->shard).size, shard_replicas(t->shard).size,
-             (long)t->config.shard.prefetch);
-    log_line(t->log, "batch", "%ld global, %ld per rank, %ld in each of its %ld micro-batches",
-             (long)batch, (long)part, (long)largest, (long)t->o->micro_batches);
+    log_line(t->log, "sharding", "%s", sharding);
+    log_line(t->log, "batch", "%ld global, at most %ld per rank, %ld per micro-batch", (long)batch,
+             (long)part, (long)largest);
     log_line(t->log, "training", "%ld steps, %ld an epoch, %s, lr %g %s", (long)t->steps,
              (long)t->steps_per_epoch, t->o->optimizer, t->o->lr, t->o->schedule);
     checkpoint_report(&t->checkpoint, t->log, t->step, t->steps);

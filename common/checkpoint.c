@@ -589,7 +589,7 @@ static struct sharded *open_or_end(const char *dir, const char *name) {
         set = sharded_open(dir, name, error, sizeof error);
     } while (folder_number(dir) != folder);
     if (set == NULL) {
-        error_user("%s; expected a folder that --save wrote, whole", error);
+        error_user("%s; expected a whole folder, as --save and --save-sharded write it", error);
     }
     return set;
 }
@@ -605,7 +605,7 @@ static void load_model(const struct checkpoint *c, const char *dir) {
 static const char *fact(const struct sharded *set, const char *key) {
     const char *value = sharded_metadata(set, key);
     if (value == NULL) {
-        error_user("%s: its metadata has no \"%s\"; expected a folder that --save wrote",
+        error_user("%s: its metadata has no \"%s\"; expected what --save or --save-sharded wrote",
                    sharded_file(set, 0), key);
     }
     return value;

@@ -396,13 +396,14 @@ static void comm_lines(struct log *log) {
     if (strcmp(comm_transport(), "self") == 0 || log->steps == 0) {
         return;
     }
-    log_line(log, "sent", "%.3f MB a step by each rank, as a ring sends it",
+    log_line(log, "sent", "%.3f MB a step by each rank",
              (double)sent_bytes(&log->sent) / steps / 1e6);
     for (int k = 0; k < COMM_KINDS; k++) {
         if (log->sent.calls[k] > 0 && k != COMM_HOST) {
-            log_line(log, "", "%9.3f MB in %.1f calls of %s",
-                     (double)log->sent.bytes[k] / steps / 1e6, (double)log->sent.calls[k] / steps,
-                     comm_kind_name((enum comm_kind)k));
+            bool whole = log->sent.calls[k] % (uint64_t)log->steps == 0;
+            log_line(log, "", "%9.3f MB in %.*f calls of %s",
+                     (double)log->sent.bytes[k] / steps / 1e6, whole ? 0 : 1,
+                     (double)log->sent.calls[k] / steps, comm_kind_name((enum comm_kind)k));
         }
     }
 }

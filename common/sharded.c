@@ -151,8 +151,9 @@ static bool file_open(struct sharded *s, int k, const char *dir, const char *nam
     s->paths[k] = strdup(path);
     CHECK(s->paths[k] != NULL);
     if (s->in_parts && access(path, F_OK) != 0 && errno == ENOENT) {
-        return error_text(error, error_size, "%s: there is no such file; %d ranks have written one",
-                          path, s->file_count);
+        return error_text(error, error_size,
+                          "%s: there is no such file; the checkpoint has files of %d ranks", path,
+                          s->file_count);
     }
     s->files[k] = safetensors_open(path, error, error_size);
     return s->files[k] != NULL;

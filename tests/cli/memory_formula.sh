@@ -24,6 +24,10 @@ differences() {
         awk '$1 > 1.01 * $2 || $1 < 0.99 * $2 { print "together: measured " $1 ", formula " $2 }'
 }
 
+begin "it reads nothing from a terminal that waits"
+expect "the end" timeout 10 "$SHARD_ROOT/tools/memory_formula" llama < <(sleep 30)
+end
+
 # same_peak PROGRAM FLAGS...
 same_peak() {
     local program=$1 data=data/images found

@@ -195,7 +195,7 @@ write_safetensors(path, tensors, metadata)' "$1/rank-0000$2-of-00004.safetensors
 
 begin "files that do not belong together"
 cp -r parts absent && rm absent/rank-00002-of-00004.safetensors
-broken absent 'absent/rank-00002-of-00004.safetensors: there is no such file; 4 ranks have written one'
+broken absent 'absent/rank-00002-of-00004.safetensors: there is no such file; the checkpoint has files of 4 ranks; expected a whole folder, as --save and --save-sharded write it'
 cp -r parts more && cp parts/rank-00001-of-00004.safetensors more/rank-00001-of-00003.safetensors
 broken more 'more: has files of two checkpoints, .*one was written by [34] ranks, the other by [34]'
 cp -r parts cut && truncate -s -100 cut/rank-00003-of-00004.safetensors
