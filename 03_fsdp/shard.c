@@ -10,9 +10,10 @@
 //     gradients     + gradients                     the same            P + P/n + 2P/n
 //     parameters    + parameters                    half as much again  P/n + P/n + 2P/n
 //
-// (P parameters; AdamW's state is two moments.) An all-reduce is a reduce-scatter, after which each
-// rank has the sum of its part, and an all-gather, after which all have all parts. Between the two
-// there is room for the optimizer: a rank needs the gradients of its part only to update its part.
+// (P parameters; one micro-batch; AdamW's state is two moments.) An all-reduce is a reduce-scatter,
+// after which each rank has the sum of its part, and an all-gather, after which all have all parts.
+// Between the two there is room for the optimizer: a rank needs the gradients of its part only to
+// update its part.
 //
 //     backward   unit 2        unit 1                unit 0
 //                 fresh 2 -->  reduce-scatter 2 -->  reduce-scatter 1 --> …

@@ -121,7 +121,35 @@ diff_step() {
     section "$2/train.c" >"$work/b"
     { diff -U 2 --show-function-line='^[a-z].*{$' --label "$1/train.c" --label "$2/train.c" \
         "$work/a" "$work/b" || [[ $? -eq 1 ]]; } |
-        sed 's/^@@ .* @@/@@/' # numbers of lines are those in the section
+        hunk_heads
+}
+
+# Instead of lines' numbers, which are those in the section, the head of a hunk names the function
+# that is changed first. diff names the one before where the hunk begins with another's end.
+hunk_heads() {
+    awk '
+        function name_of(line) {
+            return match(line, /[a-z0-9_]+\(/) ? substr(line, RSTART, RLENGTH - 1) : ""
+        }
+        function flush(    i) {
+            if (n > 0) {
+                print "@@ in " name "()"
+                for (i = 1; i <= n; i++) {
+                    print hunk[i]
+                }
+            }
+            n = changed = 0
+        }
+        /^@@/ { flush(); name = name_of(substr($0, index(substr($0, 3), "@@") + 4)); next }
+        /^(---|\+\+\+) / { print; next }
+        {
+            hunk[++n] = $0
+            if (!changed && /^[ +-][a-z].*\{$/) {
+                name = name_of($0)
+            }
+            changed = changed || /^[-+]/ && !/^[-+]\/\//
+        }
+        END { flush() }'
 }
 
 # build_with CHAPTER FILE SED: builds the chapter's llama, by the commands of the build, with FILE

@@ -7,7 +7,7 @@
 # file   columns of tools/plot/trace_columns, without its first line
 # ms     how long the axis is
 # names  what occurs in the file, with _ for a blank
-height = 165 + 110 * ranks
+height = 190 + 110 * ranks
 if (out[strlen(out) - 3:] eq ".svg") {
     set terminal svg size 1000,height font "DejaVu Sans,13" background rgb "white" \
         noenhanced
@@ -53,8 +53,8 @@ right(begin, end) = end - begin < dot ? begin + dot : end - begin < 5 * dot ? en
 label(name, begin, end, text) = end - begin > ms / 55.0 && text ne "-" ? text : ""
 
 set rmargin at screen 0.97
-set bmargin at screen 100.0 / height
-set key at screen 0.53,screen 35.0 / height center center horizontal Left reverse samplen 1 width 1
+set bmargin at screen 125.0 / height
+set key at screen 0.53,screen 48.0 / height center center horizontal Left reverse samplen 1 width 1
 plot for [i = 1:words(names)] file using (stringcolumn(1) eq word(names, i) ? $4 : NaN):(0): \
          4:(right($4, $5)):(bottom($2, $3)):(bottom($2, $3) + high($3)) with boxxyerror \
          lc rgb color(word(names, i)) notitle, \
