@@ -7,7 +7,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TEXT_BYTES = 160 };
+enum {
+    TEXT_BYTES = 160,
+    OTHERS_S = 10, // mpirun needs three or four to end the job, more on a busy machine
+};
 
 double clock_s(void) {
     struct timespec now;
@@ -15,8 +18,8 @@ double clock_s(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-void leave_it_to_others(int seconds) {
-    sleep((unsigned)seconds);
+void leave_it_to_others(void) {
+    sleep(OTHERS_S);
 }
 
 static bool has_root(enum comm_kind kind) {
@@ -64,7 +67,7 @@ void signatures_compare(const struct comm_group *g, const struct signature *sign
         signature_text(first, &signatures[0]);
         signature_text(other, &signatures[r]);
         if (g->rank != 0) {
-            leave_it_to_others(5);
+            leave_it_to_others();
         }
         error_fatal(__FILE__, __LINE__,
                     "the ranks of group %s call different collectives: rank %d %s, rank %d %s; all "
@@ -107,11 +110,13 @@ void report_late(const struct call *call, const bool *entered) {
     char text[TEXT_BYTES], in[1024], out[1024];
     signature_text(text, &s);
     // Many ranks wait in a call, and one message is enough: the first prints, and the job is over.
-    int before = 0;
+    bool first = true;
     for (int r = 0; r < g->rank && entered != NULL; r++) {
-        before += entered[r];
+        first = first && !entered[r];
     }
-    leave_it_to_others(before < 2 ? 4 * before : 8);
+    if (!first) {
+        leave_it_to_others();
+    }
     if (call->kind == COMM_SEND || call->kind == COMM_RECV) {
         error_fatal(__FILE__, __LINE__,
                     "%s %s rank %d of group %s is not over after %g s (--comm-timeout)", text,

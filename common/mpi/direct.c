@@ -42,7 +42,7 @@ static void fetch(const struct shared *s, int rank, void *to, size_t offset, siz
     if (!read_rank(s, rank, to, s->ranks[rank].buffer + offset, bytes)) {
         int reason = errno;
         if (reason == ESRCH) {
-            leave_it_to_others(5); // the rank is gone, and mpirun ends the job
+            leave_it_to_others(); // the rank is gone, and mpirun ends the job
         }
         error_fatal(__FILE__, __LINE__, "cannot read the memory of rank %d: %s",
                     s->group->job_ranks[rank], strerror(reason));

@@ -142,7 +142,7 @@ void report_late(const struct call *call, const bool *entered) __attribute__((no
 
 /** @brief Gives another rank, or mpirun, time to print the message and end the job. If it does not,
  * the caller must. */
-void leave_it_to_others(int seconds);
+void leave_it_to_others(void);
 
 /** @brief Writes a line about a call to the log of --log-comm. */
 void log_call(const struct call *call);
