@@ -93,6 +93,8 @@ static void rmsnorm_backward_row(float *restrict dx, float *restrict dw, const f
     float sum = 0;
     size_t j = 0;
     for (; j + LANES <= C; j += LANES) {
+        prefetch(dy + j);
+        prefetch(x + j);
         lanes product = lanes_load(dy + j) * lanes_load(x + j);
         lanes_store(dw + j, lanes_load(dw + j) + product * s);
         sums += product * lanes_load(w + j);
@@ -201,6 +203,8 @@ void ops_swiglu(struct tensor y, struct tensor gate, struct tensor up) {
     for (size_t p = 0; p < pieces(count, PIECE_COUNT); p++) {
         size_t end = p * PIECE_COUNT + piece_length(count, PIECE_COUNT, p);
         for (size_t i = p * PIECE_COUNT; i < end; i += LANES) {
+            prefetch(f32(gate) + i);
+            prefetch(f32(up) + i);
             lanes g = lanes_load_part(f32(gate) + i, end - i);
             lanes u = lanes_load_part(f32(up) + i, end - i);
             lanes_store_part(f32(y) + i, end - i, g * sigmoid(g) * u);
@@ -218,6 +222,9 @@ void ops_swiglu_backward(struct tensor dgate, struct tensor dup, struct tensor d
     for (size_t p = 0; p < pieces(count, PIECE_COUNT); p++) {
         size_t end = p * PIECE_COUNT + piece_length(count, PIECE_COUNT, p);
         for (size_t i = p * PIECE_COUNT; i < end; i += LANES) {
+            prefetch(f32(gate) + i);
+            prefetch(f32(up) + i);
+            prefetch(f32(dy) + i);
             lanes g = lanes_load_part(f32(gate) + i, end - i);
             lanes u = lanes_load_part(f32(up) + i, end - i);
             lanes d = lanes_load_part(f32(dy) + i, end - i), s = sigmoid(g);
