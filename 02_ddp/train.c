@@ -615,7 +615,7 @@ int main(int argc, char **argv) {
     good = trace_finish(t.world) && good;
     good = log_close(t.log) && good;
     trainer_free(&t);
-    comm_finish();
+    good = comm_finish() && good;
     int code = stop_exit_code();
     return code != 0 ? code : good ? 0 : 1;
 }

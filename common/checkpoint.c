@@ -1,4 +1,5 @@
 #include "checkpoint.h"
+#include "comm.h"
 #include "config.h"
 #include "device.h"
 #include "error.h"
@@ -594,11 +595,12 @@ static struct sharded *open_or_end(const char *dir, const char *name) {
     return set;
 }
 
-static void load_model(const struct checkpoint *c, const char *dir) {
+static void load_model(const struct checkpoint *c, const char *dir, uint64_t *hash) {
     struct sharded *set = open_or_end(dir, "model.safetensors");
     config_check(c->model, dir, c->writer);
     refuse_strangers(c, set, VALUES_PARAM, 1);
     load_values(c, set, VALUES_PARAM);
+    *hash = sharded_hash(set, *hash);
     sharded_close(set);
 }
 
@@ -664,7 +666,7 @@ static int64_t saved_step(const struct sharded *set) {
     return step;
 }
 
-static int64_t load_training(struct checkpoint *c, const char *dir) {
+static int64_t load_training(struct checkpoint *c, const char *dir, uint64_t *hash) {
     struct sharded *set = open_or_end(dir, "training.safetensors");
     struct fact now[FACTS];
     facts(c, 0, now);
@@ -678,14 +680,25 @@ static int64_t load_training(struct checkpoint *c, const char *dir) {
         load_values(c, set, (enum values)(VALUES_STATE + k));
     }
     note_changes(c, set, now);
+    *hash = sharded_hash(set, *hash);
     sharded_close(set);
     return step;
 }
 
+// All ranks must have read the same, also where each has the folder on a disk of its own.
+static void must_match(const char *flag, uint64_t hash) {
+    char name[60], text[20];
+    snprintf(name, sizeof name, "the hash of what %s has read", flag);
+    snprintf(text, sizeof text, "%016" PRIx64, hash);
+    comm_must_match(name, text);
+}
+
 int64_t checkpoint_load(struct checkpoint *c) {
     const char *dir = c->options->resume;
+    uint64_t hash = 0;
     if (c->options->load != NULL) {
-        load_model(c, c->options->load);
+        load_model(c, c->options->load, &hash);
+        must_match("--load", hash);
     }
     if (dir == NULL) {
         return 0;
@@ -694,42 +707,12 @@ int64_t checkpoint_load(struct checkpoint *c) {
     uint64_t folder;
     do { // again if another job replaced the folder in between: the two files belong together
         folder = folder_number(dir);
-        load_model(c, dir);
-        step = load_training(c, dir);
+        hash = 0;
+        load_model(c, dir, &hash);
+        step = load_training(c, dir, &hash);
     } while (folder_number(dir) != folder);
+    must_match("--resume", hash);
     return step;
-}
-
-// A hash of a file's bytes and of `hash`.
-static uint64_t hash_file(const char *path, uint64_t hash) {
-    uint64_t words[1024];
-    FILE *file = fopen(path, "rb");
-    for (size_t got = 1; file != NULL && got > 0;) {
-        memset(words, 0, sizeof words);
-        got = fread(words, 1, sizeof words, file);
-        for (size_t i = 0; i < (got + 7) / 8; i++) {
-            hash = (hash ^ words[i]) * 0x100000001b3; // FNV, eight bytes at a time
-            hash ^= hash >> 32;
-        }
-    }
-    if (file != NULL) {
-        fclose(file);
-    }
-    return hash;
-}
-
-uint64_t checkpoint_hash(const struct checkpoint *c) {
-    const char *dir = c->options->resume != NULL ? c->options->resume : c->options->load;
-    uint64_t hash = 0;
-    if (dir == NULL) {
-        return 0;
-    }
-    struct sharded *set = open_or_end(dir, "model.safetensors");
-    for (int k = 0; k < sharded_files(set); k++) {
-        hash = hash_file(sharded_file(set, k), hash);
-    }
-    sharded_close(set);
-    return hash;
 }
 
 // ---- checks ------------------------------------------------------------------------------------

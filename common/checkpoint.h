@@ -75,10 +75,6 @@ int64_t checkpoint_load(struct checkpoint *c);
  */
 void checkpoint_report(const struct checkpoint *c, struct log *log, int64_t step, int64_t steps);
 
-/** @brief A hash of the file of weights that checkpoint_load() reads; 0 without --load and
- * --resume. Local; reads all of it. */
-uint64_t checkpoint_hash(const struct checkpoint *c);
-
 /**
  * @brief Writes a checkpoint to the folder of --save, and one to that of --save-sharded, after
  * @p step steps; nothing without these flags.

@@ -88,8 +88,9 @@ void comm_must_match(const char *name, const char *value);
  */
 void comm_start(struct comm c, const struct comm_config *config);
 
-/** @brief Waits for all communication and ends it. Collective over all ranks. */
-void comm_finish(void);
+/** @brief Waits for all communication and ends it. Collective over all ranks.
+ * @return false if this rank's log of calls is not complete; then it has said so */
+bool comm_finish(void);
 
 /**
  * @brief Cuts a group into groups: the ranks with the same @p color, in the order of their ranks.

@@ -600,6 +600,21 @@ const struct safetensors_pair *safetensors_metadata_all(const struct safetensors
     return file->pairs;
 }
 
+uint64_t safetensors_hash(const struct safetensors *file, uint64_t hash) {
+    uint64_t words[1024] = {0};
+    off_t at = 0;
+    ssize_t got;
+    while ((got = pread(fileno(file->file), words, sizeof words, at)) > 0) {
+        at += got;
+        for (size_t i = 0; i < ((size_t)got + 7) / 8; i++) {
+            hash = (hash ^ words[i]) * 0x100000001b3; // FNV, eight bytes at a time
+            hash ^= hash >> 32;
+        }
+        memset(words, 0, sizeof words);
+    }
+    return hash;
+}
+
 bool safetensors_read(const struct safetensors *file, const struct safetensors_entry *entry,
                       size_t first, size_t count, void *out, char *error, size_t error_size) {
     if (!entry->known) {

@@ -76,6 +76,10 @@ const char *safetensors_metadata(const struct safetensors *file, const char *key
 const struct safetensors_pair *safetensors_metadata_all(const struct safetensors *file,
                                                         size_t *count);
 
+/** @brief A hash of the bytes of the file and of @p hash. Local; reads all of it, up to the first
+ * error. */
+uint64_t safetensors_hash(const struct safetensors *file, uint64_t hash);
+
 /**
  * @brief Reads the elements first … first + count - 1 of a tensor.
  *

@@ -62,9 +62,10 @@ static void names_add(const char ***names, const char *name) {
     (*names)[count + 1] = NULL;
 }
 
-// Adds those of the files of ranks in a folder, if it is one.
-static void names_add_folder(const char ***names, const char *path) {
+// Adds those of the files of ranks in a folder, if it is one. False if it cannot be listed: errno.
+static bool names_add_folder(const char ***names, const char *path) {
     DIR *folder = opendir(path);
+    bool listed = folder != NULL || errno == ENOENT || errno == ENOTDIR;
     struct dirent *entry;
     int file, files;
     while (folder != NULL && (entry = readdir(folder)) != NULL) {
@@ -75,6 +76,7 @@ static void names_add_folder(const char ***names, const char *path) {
     if (folder != NULL) {
         closedir(folder);
     }
+    return listed;
 }
 
 // Adds those in the temporary folders beside a folder, which files.h calls PATH.tmp-….
@@ -121,13 +123,30 @@ void sharded_names_free(const char *const *names) {
 
 // ---- opening -----------------------------------------------------------------------------------
 
+// Says which of the files of ranks is the first that a folder has not.
+static bool missing(const char *dir, int count, char *error, size_t error_size) {
+    char name[SHARDED_NAME_SIZE], path[PATH_SIZE + SHARDED_NAME_SIZE];
+    int k = -1;
+    do {
+        sharded_name(name, ++k, count);
+        snprintf(path, sizeof path, "%s/%s", dir, name);
+    } while (k < count - 1 && access(path, F_OK) == 0);
+    return error_text(error, error_size,
+                      "%s: there is no such file; the checkpoint has files of %d ranks", path,
+                      count);
+}
+
 // Into how many files the ranks have written what lies in the folder; 0: no such file.
 static bool count_files(const char *dir, int *count, char *error, size_t error_size) {
     const char **names = NULL;
     bool good = true;
+    int found = 0;
     *count = 0;
-    names_add_folder(&names, dir);
-    for (size_t k = 0; good && names != NULL && names[k] != NULL; k++) {
+    if (!names_add_folder(&names, dir)) {
+        return error_text(error, error_size, "%s: %s", dir, strerror(errno));
+    }
+    for (; good && names != NULL && names[found] != NULL; found++) {
+        const size_t k = (size_t)found;
         int file, files;
         good = name_parse(names[k], &file, &files) && (*count == 0 || files == *count);
         if (!good) {
@@ -139,6 +158,9 @@ static bool count_files(const char *dir, int *count, char *error, size_t error_s
         *count = files;
     }
     sharded_names_free(names);
+    if (good && found < *count) {
+        return missing(dir, *count, error, error_size);
+    }
     return good;
 }
 
@@ -150,11 +172,6 @@ static bool file_open(struct sharded *s, int k, const char *dir, const char *nam
     }
     s->paths[k] = strdup(path);
     CHECK(s->paths[k] != NULL);
-    if (s->in_parts && access(path, F_OK) != 0 && errno == ENOENT) {
-        return error_text(error, error_size,
-                          "%s: there is no such file; the checkpoint has files of %d ranks", path,
-                          s->file_count);
-    }
     s->files[k] = safetensors_open(path, error, error_size);
     return s->files[k] != NULL;
 }
@@ -251,6 +268,14 @@ struct sharded *sharded_open(const char *dir, const char *whole, char *error, si
     if (!count_files(dir, &count, error, error_size)) {
         return NULL;
     }
+    char path[PATH_SIZE];
+    if (count > 0 && snprintf(path, sizeof path, "%s/%s", dir, whole) < PATH_SIZE &&
+        access(path, F_OK) == 0) {
+        error_text(error, error_size,
+                   "%s: has both %s and files of %d ranks, which are two checkpoints", dir, whole,
+                   count);
+        return NULL;
+    }
     struct sharded *s = calloc(1, sizeof *s);
     CHECK(s != NULL);
     s->in_parts = count > 0;
@@ -301,6 +326,13 @@ const char *sharded_file(const struct sharded *s, int file) {
 
 const char *sharded_metadata(const struct sharded *s, const char *key) {
     return safetensors_metadata(s->files[0], key);
+}
+
+uint64_t sharded_hash(const struct sharded *s, uint64_t hash) {
+    for (int k = 0; k < s->file_count; k++) {
+        hash = safetensors_hash(s->files[k], hash);
+    }
+    return hash;
 }
 
 size_t sharded_pieces(const struct sharded *s) {

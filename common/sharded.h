@@ -76,6 +76,10 @@ const char *sharded_file(const struct sharded *s, int file);
  * Local. */
 const char *sharded_metadata(const struct sharded *s, const char *key);
 
+/** @brief A hash of all that the open files hold, and of @p hash. Local; reads them, as they were
+ * when they were opened. */
+uint64_t sharded_hash(const struct sharded *s, uint64_t hash);
+
 /** @brief How many pieces all files have. Local. */
 size_t sharded_pieces(const struct sharded *s);
 

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-struct comm_config comm_mpi_config;
+struct comm_config comm_mpi_config = {.timeout_s = 300}; // until the flags are known
 
 static struct {
     struct comm_group *world;
@@ -51,27 +51,62 @@ static void abort_fatal(void) {
     abort_all(1);
 }
 
-// Returns if no rank has an error. `text` is this rank's, or NULL.
-static void agree(const char *text) {
-    int mine = text != NULL ? job.world->rank : job.world->size;
-    int first = mine;
-    MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-    if (first == job.world->size) {
+// MPI_Allreduce with the time limit. Sleeps in between: the start may be slow, but needs no core.
+static void min_of_all(const int *mine, int *least, int count) {
+    MPI_Request request;
+    int done = 0;
+    double limit = comm_mpi_config.timeout_s, end = clock_s() + limit;
+    MPI_Iallreduce(mine, least, count, MPI_INT, MPI_MIN, MPI_COMM_WORLD, &request);
+    for (MPI_Test(&request, &done, MPI_STATUS_IGNORE); !done;
+         MPI_Test(&request, &done, MPI_STATUS_IGNORE)) {
+        if (limit > 0 && clock_s() > end) {
+            if (job.world->rank > 0) {
+                leave_it_to_others();
+            }
+            error_fatal(
+                __FILE__, __LINE__,
+                "not all ranks have come to the start after %g s (--comm-timeout); some are "
+                "stopped, or busy",
+                limit);
+        }
+        usleep(200);
+    }
+}
+
+// Returns if no rank has an error. `text` is this rank's, or NULL. A rank that only wants to leave,
+// for --help, agrees with those that do as well.
+static void agree(const char *text, bool leaves) {
+    int size = job.world->size, rank = job.world->rank;
+    int mine[3] = {text != NULL ? rank : size, leaves ? rank : size, leaves};
+    int least[3];
+    char help[200];
+    min_of_all(mine, least, 3);
+    int first = least[0];
+    if (first == size && (least[1] == size || least[2])) {
         return;
     }
-    if (first == job.world->rank) {
+    if (first == size) {
+        first = least[1];
+        snprintf(
+            help, sizeof help,
+            "%s: --help is given to rank %d, but not to all ranks; give it to all or to none\n",
+            program_invocation_short_name, first);
+        text = help;
+    }
+    if (first == rank) {
         fputs(text, stderr);
         fflush(stderr);
     }
     MPI_Barrier(MPI_COMM_WORLD); // mpirun ends the job at the first exit, so let the text out
     job.finished = true;
     MPI_Finalize();
-    exit(2);
+    fflush(NULL);
+    _exit(2);
 }
 
 static void user_error(const char *text) {
     if (!job.started) {
-        agree(text);
+        agree(text, false);
     }
     fputs(text, stderr);
     abort_all(2);
@@ -88,6 +123,7 @@ static void finish_at_exit(int code, void *unused) {
                       job.world->rank, code);
         abort_all(code != 0 ? code : 1);
     }
+    agree(NULL, true);
     job.finished = true;
     MPI_Finalize();
 }
@@ -239,7 +275,7 @@ static void facts_agree(void) {
     }
     MPI_Bcast(theirs, (int)length, MPI_BYTE, 0, MPI_COMM_WORLD);
     facts_compare(theirs);
-    agree(NULL);
+    agree(NULL, false);
     free(theirs);
     free(job.facts);
     job.facts = NULL;
@@ -247,25 +283,26 @@ static void facts_agree(void) {
 
 void comm_start(struct comm c, const struct comm_config *config) {
     CHECK(c.group == job.world && !job.started);
-    agree(NULL);
-    facts_agree();
     comm_mpi_config = *config;
+    agree(NULL, false);
+    facts_agree();
     if (config->log != NULL) {
         log_calls_open(config->log, c.rank);
     }
-    agree(NULL);
+    agree(NULL, false);
     group_share(job.world);
     stream_start();
     job.started = true;
 }
 
-void comm_finish(void) {
+bool comm_finish(void) {
     if (job.started) {
         comm_barrier(comm_of(job.world)); // nobody waits for ever in MPI_Finalize
         stream_stop();
     }
-    if (!log_calls_close()) {
-        error_warning("the log of --log-comm is not complete");
+    bool logged = log_calls_close();
+    if (!logged) {
+        error_warning("rank %d: the log of --log-comm is not complete", job.world->rank);
     }
     while (job.groups != NULL) {
         struct comm_group *g = job.groups;
@@ -274,6 +311,7 @@ void comm_finish(void) {
     }
     job.finished = true;
     MPI_Finalize();
+    return logged;
 }
 
 // ---- accounts ----------------------------------------------------------------------------------

@@ -33,6 +33,11 @@ refuses_on() { # RANKS PATTERN COMMAND…
 
 # ---- start -------------------------------------------------------------------------------------
 
+begin "--help on one of the ranks: no hang, one message"
+run "${mpi[@]}" -n 2 "$DDP_LLAMA" "${small[@]}" : -n 1 timeout 60 "$DDP_LLAMA" --help
+refusal '--help is given to rank 2, but not to all ranks' "--help on rank 2"
+end
+
 begin "--help on 4 ranks: once, exit code 0"
 on 4 "$DDP_LLAMA" --help
 works "${line[@]}"
@@ -80,7 +85,15 @@ works "$DDP_LLAMA" "${tiny[@]}" --steps 0 --seed 6 --save b/ck
 cp other a/data
 run "${mpi[@]}" -n 1 --wdir a "$DDP_LLAMA" "${SMALL[@]}" --data data --steps 2 --load ck : \
     -n 1 --wdir b "$DDP_LLAMA" "${SMALL[@]}" --data data --steps 2 --load ck
-refusal 'the hash of the start weights is [0-9a-f]{16} on rank 1' "other weights to --load"
+refusal 'the hash of what --load has read is [0-9a-f]{16} on rank 1' "other weights to --load"
+rm -r a/ck b/ck # the same weights with other moments
+still=("${SMALL[@]}" --data a/data --lr 0 --weight-decay 0 --steps 2)
+works "$DDP_LLAMA" "${still[@]}" --save a/ck
+works "$DDP_LLAMA" "${still[@]}" --save b/ck --clip 0.01
+expect "the same weights" cmp {a,b}/ck/model.safetensors
+run "${mpi[@]}" -n 1 --wdir a "$DDP_LLAMA" "${SMALL[@]}" --data data --steps 9 --resume ck : \
+    -n 1 --wdir b "$DDP_LLAMA" "${SMALL[@]}" --data data --steps 9 --resume ck
+refusal 'the hash of what --resume has read is [0-9a-f]{16} on rank 1' "other moments to --resume"
 end
 
 # ---- failures ----------------------------------------------------------------------------------

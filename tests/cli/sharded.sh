@@ -196,6 +196,10 @@ write_safetensors(path, tensors, metadata)' "$1/rank-0000$2-of-00004.safetensors
 begin "files that do not belong together"
 cp -r parts absent && rm absent/rank-00002-of-00004.safetensors
 broken absent 'absent/rank-00002-of-00004.safetensors: there is no such file; the checkpoint has files of 4 ranks; expected a whole folder, as --save and --save-sharded write it'
+mkdir huge && cp parts/rank-00000-of-00004.safetensors huge/rank-00000-of-999999999.safetensors
+broken huge 'huge/rank-00001-of-999999999.safetensors: there is no such file'
+cp -r parts both && cp whole/model.safetensors both
+broken both 'both: has both model.safetensors and files of 4 ranks, which are two checkpoints'
 cp -r parts more && cp parts/rank-00001-of-00004.safetensors more/rank-00001-of-00003.safetensors
 broken more 'more: has files of two checkpoints, .*one was written by [34] ranks, the other by [34]'
 cp -r parts cut && truncate -s -100 cut/rank-00003-of-00004.safetensors
@@ -232,7 +236,7 @@ tamper type 2 '
 name = next(iter(tensors))
 tensors[name] = ("I32", *tensors[name][1:])'
 broken type 'type/rank-00002.*has the type I32'
-rm -rf gap gone twice again shape form nan type absent more cut other less foreign
+rm -rf huge both gap gone twice again shape form nan type absent more cut other less foreign
 end
 
 begin "other sizes, another optimizer, another model"
