@@ -486,6 +486,25 @@ static bool is_mount_point(const char *path) {
            (status.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
 }
 
+// Whether this user may rename a folder of somebody else, and then empty it.
+static bool check_owner(const struct place *place, const struct stat *status, char *error,
+                        size_t error_size) {
+    uid_t me = geteuid();
+    struct stat parent;
+    if (me == 0 || status->st_uid == me) {
+        return true;
+    }
+    bool sticky =
+        stat(place->parent, &parent) == 0 && (parent.st_mode & S_ISVTX) != 0 && parent.st_uid != me;
+    if (sticky || access(place->path, W_OK | X_OK) != 0) {
+        return error_text(
+            error, error_size,
+            "%s: Permission denied to replace it: it belongs to another user; name another folder",
+            place->path);
+    }
+    return true;
+}
+
 // Whether what is in the place now, if anything, may be replaced.
 static bool check_replaceable(const struct place *place, const char *const *names, char *error,
                               size_t error_size) {
@@ -508,7 +527,8 @@ static bool check_replaceable(const struct place *place, const char *const *name
                           "%s: is a mount point, which cannot be replaced; name a folder inside it",
                           path);
     }
-    return check_contents(path, names, error, error_size);
+    return check_owner(place, &status, error, error_size) &&
+           check_contents(path, names, error, error_size);
 }
 
 // Serializes those who replace or recover a folder in steps. -1 without the lock: the file system

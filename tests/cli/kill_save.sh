@@ -366,6 +366,14 @@ if have_ordinary; then
     chmod 555 closed
     refuses '--save: .*Permission denied' "${ORDINARY[@]}" "${command[@]}" --save closed/ck
     refuses '--save: .*Permission denied' "${ORDINARY[@]}" "${command[@]}" --save closed/deep/ck
+    mkdir -m 1777 sticky
+    mkdir -m 777 sticky/ck
+    mkdir -p -m 777 shared
+    mkdir -m 755 shared/ck
+    for place in sticky shared; do
+        refuses '/ck: Permission denied to replace it: it belongs to another user' \
+            "${ORDINARY[@]}" "${command[@]}" --save $place/ck
+    done
     refuses '--dump: .*Permission denied' "${ORDINARY[@]}" "${command[@]}" --dump closed/dump
     refuses '--log: .*Permission denied' "${ORDINARY[@]}" "${command[@]}" --log closed/log
     refuses '--memory: .*Permission denied' "${ORDINARY[@]}" "${command[@]}" --memory closed/memory
