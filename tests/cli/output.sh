@@ -171,7 +171,7 @@ end
 begin "the header shows the batch that the data give"
 vary --batch 1000 "${mnist[@]}" --stop-after 0 --micro-batches 3
 works "${line[@]}"
-expect "101 images are one batch" grep -qE '^batch +101 global, 34 in each of 3' ../out
+expect "101 images are one batch" grep -qE '^batch +101 global, at most 34 per micro-batch' ../out
 end
 
 begin "--print-every: as many lines as asked for"
