@@ -26,7 +26,7 @@
 // Models", 2020; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel",
 // 2023; those of the optimizers are in common/ops.h. The text to this chapter is docs/03_fsdp.md.
 //
-// Run:  ./run 03_fsdp/llama -n 2
+// Run:  ./run 03_fsdp/llama -n 2 --steps 600
 //       ./run 03_fsdp/mnist -n 2 --epochs 1
 //
 // The last lines are the peak memory and its parts, and what was sent.

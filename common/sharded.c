@@ -140,25 +140,24 @@ static bool missing(const char *dir, int count, char *error, size_t error_size) 
 static bool count_files(const char *dir, int *count, char *error, size_t error_size) {
     const char **names = NULL;
     bool good = true;
-    int found = 0;
+    size_t found = 0;
     *count = 0;
     if (!names_add_folder(&names, dir)) {
         return error_text(error, error_size, "%s: %s", dir, strerror(errno));
     }
     for (; good && names != NULL && names[found] != NULL; found++) {
-        const size_t k = (size_t)found;
         int file, files;
-        good = name_parse(names[k], &file, &files) && (*count == 0 || files == *count);
+        good = name_parse(names[found], &file, &files) && (*count == 0 || files == *count);
         if (!good) {
             error_text(error, error_size,
                        "%s: has files of two checkpoints, %s and %s: one was written by %d ranks, "
                        "the other by %d",
-                       dir, names[0], names[k], *count, files);
+                       dir, names[0], names[found], *count, files);
         }
         *count = files;
     }
     sharded_names_free(names);
-    if (good && found < *count) {
+    if (good && found < (size_t)*count) {
         return missing(dir, *count, error, error_size);
     }
     return good;

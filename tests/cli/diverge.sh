@@ -111,9 +111,6 @@ expect "nothing is saved" test ! -e new
 end
 
 if [[ -x $SHARD_BUILD/02_ddp/llama ]]; then
-    mpi=(mpirun -q --oversubscribe --bind-to none)
-    ((EUID != 0)) || mpi+=(--allow-run-as-root)
-
     begin "on 3 ranks: the same steps as with 3 micro-batches, one warning, exit code 1"
     run "${wild[@]}" --micro-batches 3 --dump one
     ((code == 1)) || fault_run "expected exit code 1" "${wild[@]}"

@@ -10,15 +10,8 @@ if [[ ! -x $FSDP_LLAMA ]]; then
     exit 77
 fi
 
-mpi=(mpirun -q --oversubscribe --bind-to none)
-((EUID != 0)) || mpi+=(--allow-run-as-root)
 make_text text 20000
 make_images n101 101
-
-# works_on RANKS COMMAND…: as `works`, on so many ranks.
-works_on() {
-    works "${mpi[@]}" -n "$1" "${@:2}"
-}
 
 # value LOG KEY: a number of a log's summary.
 value() {
@@ -248,11 +241,6 @@ end
 # ---- mistakes ----------------------------------------------------------------------------------
 
 # Runs a command on n ranks that must refuse.
-refuses_on() { # RANKS PATTERN COMMAND…
-    run "${mpi[@]}" -n "$1" "${@:3}"
-    refusal "$2" "${@:3}"
-}
-
 begin "mistakes: one message with the numbers, exit code 2"
 small=("${SMALL[@]}" --data text --steps 2)
 refuses_on 4 '--replicas 3 does not divide the 4 ranks' "$FSDP_LLAMA" "${small[@]}" --replicas 3

@@ -159,6 +159,24 @@ refusal() {
     fi
 }
 
+# ---- ranks ---------------------------------------------------------------------------------------
+
+mpi=(mpirun -q --oversubscribe --bind-to none)
+((EUID != 0)) || mpi+=(--allow-run-as-root)
+
+# works_on RANKS COMMAND…: as `works`, on so many ranks.
+works_on() {
+    works "${mpi[@]}" -n "$1" "${@:2}"
+}
+
+# refuses_on RANKS PATTERN COMMAND…: as `refuses`.
+refuses_on() {
+    run "${mpi[@]}" -n "$1" "${@:3}"
+    refusal "$2" "${@:3}"
+}
+
+# ---- users ---------------------------------------------------------------------------------------
+
 # What to put before a command so that a user runs it who may not do everything.
 ORDINARY=()
 ((EUID != 0)) || ORDINARY=(setpriv --reuid=65534 --regid=65534 --clear-groups --)

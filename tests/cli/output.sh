@@ -135,8 +135,6 @@ END'
 done
 
 ddp=$SHARD_BUILD/02_ddp/llama
-mpi=(mpirun -q --oversubscribe --bind-to none)
-((EUID != 0)) || mpi+=(--allow-run-as-root)
 if [[ -x $ddp ]]; then
     begin "two ranks, on a terminal: one bar, and only where ./run has said that there is one"
     "${mpi[@]}" -n 2 "$ddp" "${llama[@]:1}" >piped 2>../err </dev/null || fault "exit code $?"

@@ -11,8 +11,6 @@ if [[ ! -x $DDP_LLAMA ]]; then
     exit 77
 fi
 
-mpi=(mpirun -q --oversubscribe --bind-to none)
-((EUID != 0)) || mpi+=(--allow-run-as-root)
 make_text text 20000
 make_text other 20000
 tr a-z A-Z <text >other
@@ -22,13 +20,6 @@ small=("${tiny[@]}" --steps 4)
 
 on() { # RANKS COMMAND…: the command line, in the array $line
     line=("${mpi[@]}" -n "$1" "${@:2}")
-}
-
-# Runs a command on n ranks that must refuse.
-refuses_on() { # RANKS PATTERN COMMAND…
-    on "$1" "${@:3}"
-    run "${line[@]}"
-    refusal "$2" "${@:3}"
 }
 
 # ---- start -------------------------------------------------------------------------------------

@@ -11,23 +11,10 @@ if [[ ! -x $FSDP_LLAMA ]]; then
     exit 77
 fi
 
-mpi=(mpirun -q --oversubscribe --bind-to none)
-((EUID != 0)) || mpi+=(--allow-run-as-root)
 # LeakSanitizer cannot work in a program that is traced; what it would find, others find.
 export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0
 make_text text 20000
 make_images n101 101
-
-# works_on RANKS COMMAND…: as `works`, on so many ranks.
-works_on() {
-    works "${mpi[@]}" -n "$1" "${@:2}"
-}
-
-# refuses_on RANKS PATTERN COMMAND…: as `refuses`.
-refuses_on() {
-    run "${mpi[@]}" -n "$1" "${@:3}"
-    refusal "$2" "${@:3}"
-}
 
 files_of() { # FOLDER FILES: nothing else lies there than config.json and so many ranks' files
     local expected="config.json" k
