@@ -10,8 +10,8 @@ extern "C" {
 
 /** @brief From now on SIGINT, SIGTERM and SIGHUP (the terminal is gone) are remembered, unless they
  * were set to be ignored; with one process it says at once that it has understood Ctrl-C. A second
- * one ends the program. A file that grows beyond the limit of the shell is no longer a reason to die (SIGXFSZ),
- * but a write that fails. Local; call it before anything that makes threads. */
+ * one ends the program. A file that grows beyond the limit of the shell is no longer a reason to
+ * die (SIGXFSZ), but a write that fails. Local; call it before anything that makes threads. */
 void stop_init(void);
 
 /** @brief Whether this process got such a signal. Local. */

@@ -240,7 +240,6 @@ end
 
 # ---- mistakes ----------------------------------------------------------------------------------
 
-# Runs a command on n ranks that must refuse.
 begin "mistakes: one message with the numbers, exit code 2"
 small=("${SMALL[@]}" --data text --steps 2)
 refuses_on 4 '--replicas 3 does not divide the 4 ranks' "$FSDP_LLAMA" "${small[@]}" --replicas 3
