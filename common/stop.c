@@ -4,14 +4,23 @@
 #include "stop.h"
 #include "comm.h"
 #include "error.h"
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
+#include <time.h>
 
 static atomic_int caught; // number of the signal, 0: none
+static _Atomic double continued_s = -INFINITY; // when SIGCONT came
 static sigset_t taken; // by stop_init()
+
+static double now_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
 
 static bool is_ignored(int number) {
     struct sigaction now;
@@ -19,17 +28,15 @@ static bool is_ignored(int number) {
 }
 
 // Those that somebody has set to be ignored, as nohup does, stay so.
-static int signals_take(void) {
+static void signals_take(void) {
     static const int NUMBERS[] = {SIGINT, SIGTERM, SIGHUP};
-    int count = 0;
     sigemptyset(&taken);
+    sigaddset(&taken, SIGCONT);
     for (size_t i = 0; i < sizeof NUMBERS / sizeof NUMBERS[0]; i++) {
         if (!is_ignored(NUMBERS[i])) {
             sigaddset(&taken, NUMBERS[i]);
-            count++;
         }
     }
-    return count;
 }
 
 // Who pressed Ctrl-C, with one process. mpirun also signals the ranks that are left when one has
@@ -45,9 +52,15 @@ static void tell(int number) {
     }
 }
 
+// The next signal that asks to end.
 static int signal_wait(void) {
-    int number = 0;
-    CHECK(sigwait(&taken, &number) == 0);
+    int number = SIGCONT;
+    while (number == SIGCONT) {
+        CHECK(sigwait(&taken, &number) == 0);
+        if (number == SIGCONT) {
+            atomic_store(&continued_s, now_s());
+        }
+    }
     return number;
 }
 
@@ -67,12 +80,14 @@ static void *wait_for_signals(void *unused) {
 void stop_init(void) {
     pthread_t thread;
     signal(SIGXFSZ, SIG_IGN); // a write beyond `ulimit -f` then fails like one to a full disk
-    if (signals_take() == 0) {
-        return;
-    }
+    signals_take();
     CHECK(pthread_sigmask(SIG_BLOCK, &taken, NULL) == 0); // threads made later inherit it
     CHECK(pthread_create(&thread, NULL, wait_for_signals, NULL) == 0);
     CHECK(pthread_detach(thread) == 0);
+}
+
+double stop_continued_s_ago(void) {
+    return now_s() - atomic_load(&continued_s);
 }
 
 bool stop_requested(void) {

@@ -14,6 +14,10 @@ extern "C" {
  * die (SIGXFSZ), but a write that fails. Local; call it before anything that makes threads. */
 void stop_init(void);
 
+/** @brief Seconds since this process was continued (SIGCONT) after it had been stopped; infinite if
+ * it never was. Local. */
+double stop_continued_s_ago(void);
+
 /** @brief Whether this process got such a signal. Local. */
 bool stop_requested(void);
 

@@ -55,11 +55,11 @@ static void abort_fatal(void) {
 static void min_of_all(const int *mine, int *least, int count) {
     MPI_Request request;
     int done = 0;
-    double limit = comm_mpi_config.timeout_s, end = clock_s() + limit;
+    double begin_s = clock_s();
     MPI_Iallreduce(mine, least, count, MPI_INT, MPI_MIN, MPI_COMM_WORLD, &request);
     for (MPI_Test(&request, &done, MPI_STATUS_IGNORE); !done;
          MPI_Test(&request, &done, MPI_STATUS_IGNORE)) {
-        if (limit > 0 && clock_s() > end) {
+        if (time_left_s(begin_s) < 0) {
             if (job.world->rank > 0) {
                 leave_it_to_others();
             }
@@ -67,7 +67,7 @@ static void min_of_all(const int *mine, int *least, int count) {
                 __FILE__, __LINE__,
                 "not all ranks have come to the start after %g s (--comm-timeout); some are "
                 "stopped, or busy",
-                limit);
+                comm_mpi_config.timeout_s);
         }
         usleep(200);
     }

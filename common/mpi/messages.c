@@ -81,7 +81,7 @@ static void poll_pause(int polls) {
 
 // Waits for all of them, and forgets them.
 static void wait_all(struct requests *q) {
-    double start = clock_s();
+    double begin_s = clock_s();
     for (int polls = 0, done = 0; !done; polls++) {
         if (polls > 0) {
             poll_pause(polls);
@@ -93,8 +93,7 @@ static void wait_all(struct requests *q) {
         for (int i = 0; i < q->count; i++) {
             done = done && q->list[i] == MPI_REQUEST_NULL;
         }
-        if (!done && comm_mpi_config.timeout_s > 0 &&
-            clock_s() - start > comm_mpi_config.timeout_s) {
+        if (!done && time_left_s(begin_s) < 0) {
             late(q);
         }
     }
@@ -366,8 +365,7 @@ static bool point_done(struct point *p) {
     if (done) {
         MPI_Testall((int)p->count, p->pieces, &done, p->statuses);
     }
-    double limit = comm_mpi_config.timeout_s;
-    if (!done && limit > 0 && clock_s() - p->begin_s > limit) {
+    if (!done && time_left_s(p->begin_s) < 0) {
         report_late(&p->call, NULL);
     }
     return done;

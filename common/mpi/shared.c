@@ -4,6 +4,7 @@
 #include "error.h"
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <math.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -49,12 +50,11 @@ static void sleep_until_arrival(struct shared *s, unsigned arrivals, double seco
 }
 
 static void barrier_sleep(struct shared *s, const struct call *call) {
-    double limit = comm_mpi_config.timeout_s;
-    double end = clock_s() + limit;
+    double begin_s = clock_s();
     atomic_fetch_add(&s->header->sleepers, 1);
     for (;;) {
         unsigned arrivals = atomic_load(&s->header->arrivals);
-        double left = limit > 0 ? end - clock_s() : 60;
+        double left = fmin(time_left_s(begin_s), 60);
         if (all_arrived(s)) {
             break;
         }

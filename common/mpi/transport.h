@@ -136,6 +136,10 @@ void point_compare(const struct call *recv, const struct signature *send);
 /** @brief Seconds on a clock that is never set back. */
 double clock_s(void);
 
+/** @brief Seconds that a call begun at @p begin_s may still take before --comm-timeout ends it;
+ * infinite without a limit. Time before this process was stopped and continued does not count. */
+double time_left_s(double begin_s);
+
 /** @brief Ends the job because ranks did not come: entered[r] says whether rank r of the group has
  * entered the call; NULL for a send or receive. */
 void report_late(const struct call *call, const bool *entered) __attribute__((noreturn));
