@@ -20,10 +20,19 @@ double clock_s(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-double time_left_s(double begin_s) {
+static double seconds_left(double begin_s) {
     double limit = comm_mpi_config.timeout_s;
     double passed = fmin(clock_s() - begin_s, stop_continued_s_ago());
     return limit > 0 ? limit - passed : INFINITY;
+}
+
+double time_left_s(double begin_s) {
+    double left = seconds_left(begin_s);
+    if (left <= 0) {
+        usleep(500000); // when this process was continued just now, the signal is to be seen yet
+        left = seconds_left(begin_s);
+    }
+    return left;
 }
 
 void leave_it_to_others(void) {

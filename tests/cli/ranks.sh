@@ -126,29 +126,29 @@ start_long 3
 kill -9 "${ranks[1]}"
 wait_gone
 expect "exit code not 0 ($code)" test "$code" != 0
-expect "within 5 s ($seconds)" test "$seconds" -le 5
+expect "within 10 s ($seconds)" test "$seconds" -le 10 # mpirun takes 3.4 s, more if it is busy
 end
 
 begin "a rank that is stopped: --comm-timeout names it and ends all"
-start_long 3 --comm-timeout 1
+start_long 3 --comm-timeout 2
 kill -STOP "${ranks[2]}"
 wait_gone
 expect "exit code not 0 ($code)" test "$code" != 0
 expect "within 10 s ($seconds)" test "$seconds" -le 10
 expect "who has come and who has not ($(head -c 300 ../err))" \
-    grep -qE 'not complete after 1 s .*entered by rank 0 1, not by rank 2' ../err
-# mpirun continues rank 2 and takes longer than the limit to end it.
+    grep -qE 'not complete after 2 s .*entered by rank 0 1, not by rank 2' ../err
+# Before mpirun ends rank 2 it continues it, which can then wait for the others in vain.
 expect "one message" test "$(grep -c 'not complete' ../err)" = 1
 end
 
 begin "Ctrl-Z and fg: the time in between does not count"
-start_long 3 --comm-timeout 1
+start_long 3 --comm-timeout 2
 kill -STOP "${ranks[2]}"
-sleep 0.5 # the others wait for it when they are stopped, too
+sleep 1 # the others wait for it when they are stopped, too
 kill -STOP "${ranks[@]:0:2}"
-sleep 1
+sleep 1.5
 kill -CONT "${ranks[@]:0:2}"
-sleep 0.3
+sleep 0.5
 kill -CONT "${ranks[2]}"
 sleep 1
 kill -INT "$pid"
