@@ -1,4 +1,5 @@
 #include "log.h"
+#include "clock.h"
 #include "comm.h"
 #include "error.h"
 #include "files.h"
@@ -10,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -32,7 +32,7 @@ struct log {
     double step_ms; // their total, without the first
     struct comm_stats sent; // in all of them
     double items; // their total, without the first
-    struct timespec start;
+    double start_s;
 };
 
 // Where a standard stream was closed, the next file to be opened would get its number, and with it
@@ -47,12 +47,6 @@ static void streams_reserve(void) {
     }
 }
 
-static double now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
-}
-
 // sum += sign * more
 static void stats_add(struct comm_stats *sum, const struct comm_stats *more, int sign) {
     for (int k = 0; k < COMM_KINDS; k++) {
@@ -62,13 +56,13 @@ static void stats_add(struct comm_stats *sum, const struct comm_stats *more, int
 }
 
 void log_step_begin(struct log_step *s) {
-    s->ms = now_ms();
+    s->ms = clock_s() * 1e3;
     s->sent = comm_stats();
 }
 
 void log_step_end(struct log_step *s) {
     struct comm_stats before = s->sent;
-    s->ms = now_ms() - s->ms;
+    s->ms = clock_s() * 1e3 - s->ms;
     s->sent = comm_stats();
     stats_add(&s->sent, &before, -1);
 }
@@ -98,7 +92,7 @@ struct log *log_open(struct log_config config) {
         log->config.print_every = (config.end - config.begin) / LINES + 1;
     }
     log->terminal = !config.quiet && on_terminal();
-    clock_gettime(CLOCK_MONOTONIC, &log->start);
+    log->start_s = clock_s();
     if (config.json != NULL && !config.quiet) {
         log->json = files_create(config.json);
         if (log->json == NULL) {
@@ -431,10 +425,7 @@ static void json_summary(struct log *log, const struct mem_stats *mem, double se
 }
 
 void log_summary(struct log *log, const struct mem_stats *mem) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    double seconds = (double)(now.tv_sec - log->start.tv_sec) +
-                     (double)(now.tv_nsec - log->start.tv_nsec) * 1e-9;
+    double seconds = clock_s() - log->start_s;
     double per_second = log->step_ms > 0 ? log->items / (log->step_ms * 1e-3) : 0;
     log_line(log, "time", "%.1f s", seconds);
     if (log->steps > 1) {

@@ -1,4 +1,5 @@
 #include "mem.h"
+#include "clock.h"
 #include "device.h"
 #include "error.h"
 #include "files.h"
@@ -7,13 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static struct {
     pthread_mutex_t lock;
     struct mem_stats stats;
     FILE *timeline; // or NULL
-    struct timespec timeline_start;
+    double timeline_start_s;
 } account = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 const char *mem_category_name(enum mem_category category) {
@@ -29,11 +29,7 @@ static void timeline_line(void) {
     if (account.timeline == NULL) {
         return;
     }
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    double us = (double)(now.tv_sec - account.timeline_start.tv_sec) * 1e6 +
-                (double)(now.tv_nsec - account.timeline_start.tv_nsec) * 1e-3;
-    fprintf(account.timeline, "%.1f", us);
+    fprintf(account.timeline, "%.1f", (clock_s() - account.timeline_start_s) * 1e6);
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         fprintf(account.timeline, "\t%zu", account.stats.now_by_category[c]);
     }
@@ -163,7 +159,7 @@ bool mem_timeline_start(const char *path) {
     fputc('\n', file);
     pthread_mutex_lock(&account.lock);
     account.timeline = file;
-    clock_gettime(CLOCK_MONOTONIC, &account.timeline_start);
+    account.timeline_start_s = clock_s();
     timeline_line();
     pthread_mutex_unlock(&account.lock);
     return true;

@@ -2,6 +2,7 @@
 // computes, and there its frame can overwrite what a library's kernel keeps below the stack's end:
 // now and then a step came out different.
 #include "stop.h"
+#include "clock.h"
 #include "comm.h"
 #include "error.h"
 #include <math.h>
@@ -10,17 +11,10 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
-#include <time.h>
 
 static atomic_int caught; // number of the signal, 0: none
 static _Atomic double continued_s = -INFINITY; // when SIGCONT came
 static sigset_t taken; // by stop_init()
-
-static double now_s(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
 
 static bool is_ignored(int number) {
     struct sigaction now;
@@ -58,7 +52,7 @@ static int signal_wait(void) {
     while (number == SIGCONT) {
         CHECK(sigwait(&taken, &number) == 0);
         if (number == SIGCONT) {
-            atomic_store(&continued_s, now_s());
+            atomic_store(&continued_s, clock_s());
         }
     }
     return number;
@@ -86,10 +80,6 @@ void stop_init(void) {
     CHECK(pthread_detach(thread) == 0);
 }
 
-double stop_continued_s_ago(void) {
-    return now_s() - atomic_load(&continued_s);
-}
-
 bool stop_requested(void) {
     return atomic_load(&caught) != 0;
 }
@@ -97,4 +87,8 @@ bool stop_requested(void) {
 int stop_exit_code(void) {
     int number = atomic_load(&caught);
     return number != 0 ? 128 + number : 0;
+}
+
+double stop_continued_s_ago(void) {
+    return clock_s() - atomic_load(&continued_s);
 }

@@ -1,12 +1,12 @@
 // What finds mistakes: ranks that call different things, ranks that do not come, and a log of
 // calls.
+#include "clock.h"
 #include "error.h"
 #include "stop.h"
 #include "transport.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -14,12 +14,8 @@ enum {
     OTHERS_S = 10, // mpirun needs three or four to end the job, more on a busy machine
 };
 
-double clock_s(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
+// Seconds until the limit, counted from the begin of the call or from when this process was
+// continued.
 static double seconds_left(double begin_s) {
     double limit = comm_mpi_config.timeout_s;
     double passed = fmin(clock_s() - begin_s, stop_continued_s_ago());
@@ -29,7 +25,7 @@ static double seconds_left(double begin_s) {
 double time_left_s(double begin_s) {
     double left = seconds_left(begin_s);
     if (left <= 0) {
-        usleep(500000); // when this process was continued just now, the signal is to be seen yet
+        usleep(500000); // continued just now, the process may not have taken SIGCONT yet
         left = seconds_left(begin_s);
     }
     return left;

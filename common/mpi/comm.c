@@ -1,4 +1,5 @@
 // The transport for many processes: Open MPI starts them and carries messages between machines.
+#include "clock.h"
 #include "device.h"
 #include "error.h"
 #include "trace.h"

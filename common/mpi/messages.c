@@ -2,6 +2,7 @@
 //
 // Every rank sends each other rank its part directly. That is as many bytes as around a ring,
 // 2(n-1)/n of the buffer for an all-reduce, and lets every rank add its part in rank order.
+#include "clock.h"
 #include "error.h"
 #include "transport.h"
 #include <sched.h>

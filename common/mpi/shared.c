@@ -1,6 +1,7 @@
 // Collectives between ranks of one machine: the memory that they share, and the barrier in it. How
 // the data moves is in slots.c and direct.c.
 #include "shared.h"
+#include "clock.h"
 #include "error.h"
 #include <fcntl.h>
 #include <linux/futex.h>

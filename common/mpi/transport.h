@@ -133,11 +133,9 @@ void signatures_compare(const struct comm_group *g, const struct signature *sign
 /** @brief Ends the job if a receive does not fit the sender's signature. */
 void point_compare(const struct call *recv, const struct signature *send);
 
-/** @brief Seconds on a clock that is never set back. */
-double clock_s(void);
-
 /** @brief Seconds that a call begun at @p begin_s may still take before --comm-timeout ends it;
- * infinite without a limit. Time before this process was stopped and continued does not count. */
+ * infinite without a limit. Time before this process was continued (SIGCONT) does not count. Looks
+ * twice, half a second apart, before it says that none is left. */
 double time_left_s(double begin_s);
 
 /** @brief Ends the job because ranks did not come: entered[r] says whether rank r of the group has

@@ -126,7 +126,7 @@ start_long 3
 kill -9 "${ranks[1]}"
 wait_gone
 expect "exit code not 0 ($code)" test "$code" != 0
-expect "within 10 s ($seconds)" test "$seconds" -le 10 # mpirun takes 3.4 s, more if it is busy
+expect "within 5 s ($seconds)" test "$seconds" -le 5
 end
 
 begin "a rank that is stopped: --comm-timeout names it and ends all"
@@ -137,8 +137,22 @@ expect "exit code not 0 ($code)" test "$code" != 0
 expect "within 10 s ($seconds)" test "$seconds" -le 10
 expect "who has come and who has not ($(head -c 300 ../err))" \
     grep -qE 'not complete after 2 s .*entered by rank 0 1, not by rank 2' ../err
-# Before mpirun ends rank 2 it continues it, which can then wait for the others in vain.
 expect "one message" test "$(grep -c 'not complete' ../err)" = 1
+end
+
+# Before mpirun ends a stopped rank it continues it, and that rank then waits in vain for those that
+# are gone. Here mpirun takes longer to end it than the limit. Small buckets go through slots, where
+# a rank that is gone is not noticed.
+begin "a rank that is stopped and continued does not complain of the others"
+start_long 3 --comm-timeout 2 --bucket-mb 0.01
+kill -STOP "${ranks[2]}" "$pid"
+sleep 3.5 # rank 0 has printed and is gone
+kill -CONT "${ranks[2]}"
+sleep 3.5
+kill -CONT "$pid"
+wait_gone
+expect "one message, of rank 0 ($(head -c 600 ../err))" \
+    test "$(grep -oE '^rank [0-9] .*not complete' ../err | cut -d ' ' -f 2)" = 0
 end
 
 begin "Ctrl-Z and fg: the time in between does not count"
