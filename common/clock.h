@@ -4,6 +4,10 @@
 
 #include <time.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /** @brief Seconds on a clock that nobody sets. Local. Source: clock_gettime(2), CLOCK_MONOTONIC. */
 static inline double clock_s(void) {
     struct timespec now;
@@ -11,4 +15,7 @@ static inline double clock_s(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+#ifdef __cplusplus
+}
+#endif
 #endif
